@@ -283,7 +283,7 @@ def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
     from transfer_cli.reports.collect import run_of
 
     runs: dict[str, Any] = {}
-    for key in ("run", "init_from"):
+    for key in ("run", "init_from", "models"):
         named = config.get(key)
         if isinstance(named, str):
             runs[key] = run_of(named, key)

@@ -84,7 +84,7 @@ def batch(
     reads = ratio * parameters if tokens is None else tokens
     exact = REFERENCE_BATCH * (reads / REFERENCE_TOKENS) ** BATCH_POWER
     exact = min(524_288.0, max(1024.0, exact))
-    power = 2 ** math.floor(math.log2(exact))
+    power = 1 << math.floor(math.log2(exact))
     sizes = (power, 3 * power // 2, 2 * power)
     nearest = min(sizes, key=lambda size: abs(math.log(exact / size)))
     return max(1, nearest // (length or positions))

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from transfer_cli.training.budgeted_adaptation import FEWEST_TEXTS
+
 DIAL = ("data=sample_text", "tokenizer.size=600", "model.positions=64", "device=cpu", "logger=null")
 
 
@@ -33,6 +35,36 @@ def test_a_budget_of_operations_is_spent(transfer):
 
     cost = json.loads(Path("run/results.json").read_text())["cost"]
     assert cost["flops"] == pytest.approx(3e10, rel=0.15)
+
+
+def adapted(*words):
+    """Return the words of a fine-tuning within a budget."""
+    return ("finetune", "device=cpu", "logger=null", "run.dir=run", *words)
+
+
+def test_an_adaptation_ends_within_its_budget_and_goes_on(transfer, pretrained, masked, questions):
+    table = ("data=table", f"data.train={questions}")
+    words = adapted(*table, f"models=[{pretrained},{masked}]", "budget=1min")
+    began = time.perf_counter()
+
+    ended = transfer(*words).ok()
+
+    assert time.perf_counter() - began < 60
+    assert ended.err.count("budget: ") == 3
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert json.loads(Path("run/presets.json").read_text())["adaptation"] == "full"
+    assert config["loop"]["minutes"] < 1
+    assert config["init_from"] in {str(pretrained), str(masked)}
+    assert "is finished" in transfer(*words, "resume=auto").ok().err
+
+
+def test_a_time_too_short_to_train_has_an_answer(transfer, pretrained, questions):
+    words = ("data=table", f"data.train={questions}", f"init_from={pretrained}")
+    transfer(*adapted(*words, "budget=1s")).ok()
+
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["data"]["labelled"] == FEWEST_TEXTS
+    assert "LBFGS" in config["optimizer"]["_target_"]
 
 
 @pytest.mark.parametrize(

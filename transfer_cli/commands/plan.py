@@ -132,9 +132,9 @@ def _as_run(
         return config_to_resume(config, resumed, command, typed)
     if config.get("budget") is None:
         return config
-    from transfer_cli.training.budgeted import within_budget  # it trains
+    from transfer_cli.commands.pretrain_finetune import CHOOSES  # it trains
 
-    return within_budget(config, command, typed)
+    return CHOOSES[command](config, command, CommandLine.of_this_command())[0]
 
 
 plan_pretrain = partial(plan, command="pretrain")

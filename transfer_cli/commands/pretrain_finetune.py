@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from omegaconf import DictConfig
@@ -13,24 +14,36 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.errors import ConfigError
-from transfer_cli.training.budgeted import within_budget
+from transfer_cli.training import budgeted, budgeted_adaptation
 from transfer_cli.training.train import Foresight, train
 
 log = logging.getLogger(__name__)
+
+CHOOSES = MappingProxyType(
+    {"pretrain": budgeted.within_budget, "finetune": budgeted_adaptation.within_budget}
+)
+"""What a budget chooses, by command."""
 
 
 def finetune(config: DictConfig) -> Path:
     """Adapt a pretrained model to labelled data; return the run directory."""
     if config.before is not None:
         config = _with_run_before(config)
-    return train(config, "finetune", CommandLine.of_this_command())
+    line = CommandLine.of_this_command()
+    if (
+        config.budget is not None
+        and config.resume == AUTO
+        and (begun := find_run(AUTO, config.run.dir))
+    ):
+        config, line = budgeted_adaptation.as_chosen(config, line, begun)
+    return train(config, "finetune", line, Foresight(CHOOSES["finetune"], lambda plan: plan))
 
 
 def pretrain(config: DictConfig) -> Path:
     """Train a language model on unlabelled text; return the run directory."""
     if config.ladder.of is not None:
         runs_of_ladder(config.ladder.of)
-    foresight = Foresight(within_budget, with_prediction)
+    foresight = Foresight(CHOOSES["pretrain"], with_prediction)
     return train(config, "pretrain", CommandLine.of_this_command(), foresight)
 
 

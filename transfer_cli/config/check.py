@@ -9,10 +9,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
+from transfer_cli.config.budgets import check_budget
 from transfer_cli.config.check_beams import check_beams
 from transfer_cli.config.check_training import check_training
 from transfer_cli.config.commands import CHOICES, DECLARED
-from transfer_cli.config.dialled import check_budget
 from transfer_cli.config.flat import flat
 from transfer_cli.config.part_values import check_values
 from transfer_cli.config.schema import COMMANDS

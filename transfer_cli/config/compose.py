@@ -34,6 +34,7 @@ from omegaconf.errors import (
 )
 
 from transfer_cli.config import describe, schema
+from transfer_cli.config.budgets import with_budget
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import Request, quoted, takes_one
@@ -61,8 +62,9 @@ class Composed:
 
 def composed(command: str, request: Request, words: Sequence[str] | None = None) -> Composed:
     """Return the config of a command line, or of a job of a sweep, whose overrides are `words`."""
-    overrides = with_dial(command, request.overrides if words is None else tuple(words))
+    given = request.overrides if words is None else tuple(words)
     with _explained(command, request):
+        overrides = with_budget(command, given)
         _check(request)
         whole = compose(command, replace(request, overrides=overrides), return_hydra_config=True)
         settings = whole.hydra
@@ -83,16 +85,6 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
         tuple(without_hydras(overrides)), presets, request.config_dir, request.plugins
     )
     return Composed(whole, typed, settings)
-
-
-def with_dial(command: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return overrides with the model that a budget chooses of, where none is typed."""
-    if command != "pretrain":
-        if "model=dial" in words:
-            raise ConfigError("model=dial: decides a pretraining; take model=tiny or another one")
-        return words
-    keys = {word.lstrip("+").partition("=")[0] for word in words}
-    return (*words, "model=dial") if "budget" in keys and "model" not in keys else words
 
 
 def parsed(command: str, request: Request, words: Iterable[str]) -> list[Override]:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.budget import Budget
 from transfer_cli.config.decided import with_values
 from transfer_cli.dial import RULES, Value
 from transfer_cli.errors import ConfigError
@@ -67,23 +66,6 @@ def found_by_rule(config: DictConfig, given: Set[str]) -> Set[str]:
     if keys and config.get("budget") is not None:
         keys |= {"model.depth", "loop.minutes", "dial.foreseen"} - given
     return keys
-
-
-def check_budget(config: DictConfig) -> None:
-    """Refuse a budget that is none, that has nothing to choose, or stands beside another length."""
-    if config.get("budget") is None:
-        return
-    Budget.parse(config.budget)
-    if config.dial is None:
-        raise ConfigError(
-            "budget: chooses how deep a model is, which model=dial can be: leave model= out, or "
-            "bound the time of any run by loop.minutes"
-        )
-    typed = [each.key for each in dialled(config) if each.key == "loop.tokens" and each.is_set]
-    typed += [f"loop.{name}" for name in ("steps", "epochs", "flops", "minutes")
-              if config.loop[name] is not None]  # fmt: skip
-    if typed and config.resume is None:
-        raise ConfigError(f"budget: decides how long the run is; leave {' and '.join(typed)} out")
 
 
 def dial_record(config: DictConfig) -> dict[str, Any] | None:

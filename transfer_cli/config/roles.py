@@ -30,6 +30,7 @@ NOTHING = Role(0)
 
 ROLES = {
     "budget": NOTHING,
+    "models": NOTHING,
     "dial": NOTHING,  # what it decided stands in the keys that it decided
     "seed": Role.HYPERPARAMETER,  # a report takes runs that differ in it for repetitions
     "data_dir": Role.EXTENDS | Role.PLACE | Role.PER_PROCESS,

@@ -357,6 +357,10 @@ class FinetuneConfig(TrainConfig):
 
     init: str = "pretrained"
     """pretrained: the weights of `init_from`; scratch: the same model with fresh weights."""
+    budget: str | None = None
+    """What the run may take, 10min or 2h: it chooses what trains (quick, lora, full), how long."""
+    models: list[str] | None = None
+    """With a budget, in place of init_from: the models that it chooses from."""
     before: Any = None
     """Sections of a config in place of these, for a run before, from which this one starts."""
 

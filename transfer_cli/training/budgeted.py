@@ -3,10 +3,9 @@
 import json
 import logging
 import platform
-import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.run import TrainingRun, build_run
+from transfer_cli.assembly.run import build_run
 from transfer_cli.budget import (
     FORWARD,
     WORTH_NEW,
@@ -34,13 +33,13 @@ from transfer_cli.config.decided import with_values
 from transfer_cli.config.dialled import redialled
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.folders import cache_folder
-from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.engine import distributed
 from transfer_cli.engine.cost import training_flops
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.environment import ran_on
 from transfer_cli.safe_files import UnreadableError, read_json
+from transfer_cli.training.measured_steps import of_main, quietly, seconds_of_step
 
 log = logging.getLogger(__name__)
 
@@ -53,26 +52,29 @@ SPEEDS = "speeds.json"
 ASIDE_SECONDS, ASIDE_SHARE = 6.0, 0.03
 """What of a budget is set aside: to begin and to write the model, and for slower steps."""
 
-MEASURED_SECONDS, MEASURED_SHARE, MEASURED_STEPS = 2.0, 0.01, 12
-"""For how long steps are taken to measure them, also as a share of a budget, and how many."""
+MEASURED_SECONDS, MEASURED_SHARE = 2.0, 0.01
+"""For how long steps are taken to measure them, also as a share of a budget."""
 
 GUESSED = {"s": 2e-9, "flop": 20.0}
 """Of a parameter and a token, on a CPU, before anything is measured."""
 
 
-def within_budget(config: DictConfig, command: str, typed: Sequence[str]) -> DictConfig:
+def within_budget(
+    config: DictConfig, command: str, line: CommandLine
+) -> tuple[DictConfig, CommandLine]:
     """Return a config with the depth and the length that its budget chooses; itself without one.
 
     All processes of a run measure together, and choose by what the main one took.
     """
-    if config.get("budget") is None:
-        return config
+    if config.budget is None:
+        return config, line
+    typed = line.overrides
     shop = _Shop(config, command, typed, Budget.parse(config.budget))
     budget, prices = shop.budget, shop.prices_of_depths()
     left = budget.amount
     if budget.unit == "s":
-        spent = _of_main(time.perf_counter() - CommandLine.of_this_command().began)
-        aside = ASIDE_SECONDS + 2 * _of_main(shop.drawing)
+        spent = of_main(time.perf_counter() - line.began)
+        aside = ASIDE_SECONDS + 2 * of_main(shop.drawing)
         left = (1 - ASIDE_SHARE) * (left - spent - aside)
     found = shop.offers(left, prices)
     if not found:
@@ -85,7 +87,7 @@ def within_budget(config: DictConfig, command: str, typed: Sequence[str]) -> Dic
         # Once more at its own batch: it may lie between the depths that were measured.
         began = time.perf_counter()
         price = prices[best.depth] = shop.price(best.depth, best.tokens)
-        left -= _of_main(time.perf_counter() - began)
+        left -= of_main(time.perf_counter() - began)
         best = next(iter(shop.offers(left, {best.depth: price})), best)
         values["loop.minutes"] = round((left - FORWARD * price * shop.corpus.scored) / 60, 3)
     _say(config.budget, best, found, shop.corpus)
@@ -93,7 +95,7 @@ def within_budget(config: DictConfig, command: str, typed: Sequence[str]) -> Dic
     log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
              twice.loss, twice.depth, twice.tokens / 1e6)  # fmt: skip
     values |= {"model.depth": best.depth, "loop.tokens": float(round(best.tokens))}
-    return redialled(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed)
+    return redialled(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed), line
 
 
 def _say(budget: str, best: Offer, found: Sequence[Offer], corpus: Corpus) -> None:
@@ -105,11 +107,6 @@ def _say(budget: str, best: Offer, found: Sequence[Offer], corpus: Corpus) -> No
     rest = [each for each in found if each.depth != best.depth][:3]
     others = "".join(f", {each.loss:.3f} with depth {each.depth}" for each in rest)
     log.info("budget: a loss of %.3f a token is foreseen by dial.law%s", best.loss, others)
-
-
-def _of_main(number: float) -> float:
-    """Return the number that the main process has."""
-    return float(distributed.broadcast_text(repr(number)))
 
 
 class _Shop:
@@ -162,7 +159,7 @@ class _Shop:
         """Return what a token costs in a run of so many."""
         config = self._of_depth(depth, tokens)
         began = time.perf_counter()
-        with _quietly():
+        with quietly():
             plan = draw(config, self._command, self._typed, Origins(), device="meta")
         self.drawing = time.perf_counter() - began
         length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
@@ -173,45 +170,19 @@ class _Shop:
         scored = sum(len(split.data) for name, split in splits.items() if name != "train")
         self.corpus = replace(self.corpus, scored=float(scored * length))
         place, key = cache_folder(config.data_dir) / SPEEDS, _key(plan)
-        known = _of_main(_speeds_in(place).get(key, 0.0))
+        known = of_main(_speeds_in(place).get(key, 0.0))
         if known:
             return known
-        with _quietly():
+        with quietly():
             run = build_run(config, self._command, self._typed)
-            of_step = _seconds(run, min(MEASURED_SECONDS, MEASURED_SHARE * self.budget.amount))
-        seconds = _of_main(of_step) / (run.blueprint.course.loop.batch * length)
+            of_step = seconds_of_step(
+                run, min(MEASURED_SECONDS, MEASURED_SHARE * self.budget.amount)
+            )
+        seconds = of_main(of_step) / (run.blueprint.course.loop.batch * length)
         if distributed.is_main():
             place.parent.mkdir(parents=True, exist_ok=True)
             write_json(place, {**_speeds_in(place), key: seconds})
         return seconds
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Say nothing of runs that are only measured, or looked at."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-def _seconds(run: TrainingRun, most: float) -> float:
-    """Return what a step takes, in the mean of some after the first, which warms up."""
-    sizes = run.blueprint.course.sizes
-    loader = StepDataLoader(
-        run.streams, run.micro_batch, lambda: 0, sizes.mixture,
-        rank=distributed.rank(), world_size=distributed.world_size(),
-    )  # fmt: skip
-    each = list[float]()
-    for number in range(min(sizes.total_steps, MEASURED_STEPS)):
-        began = time.perf_counter()
-        float(run.step(loader.at(number), number).total)  # waits for the device
-        each.append(time.perf_counter() - began)
-        if _of_main(sum(each[1:])) > most:
-            break
-    return statistics.mean(each[1:] or each)
 
 
 def _key(plan: Blueprint) -> str:

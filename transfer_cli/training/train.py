@@ -44,15 +44,16 @@ class Foresight:
     """What a command says of a run before its first step.
 
     Args:
-        config: Returns the config with what is chosen for it, such as the depth of its model.
+        config: Returns the config with what is chosen for it, such as the depth of its model, and
+            what would be typed for that.
         blueprint: Returns the blueprint with what is expected of it, such as its loss.
     """
 
-    config: Callable[[DictConfig, str, Sequence[str]], DictConfig]
+    config: Callable[[DictConfig, str, CommandLine], tuple[DictConfig, CommandLine]]
     blueprint: Callable[[Blueprint], Blueprint]
 
 
-_NONE = Foresight(lambda config, _command, _typed: config, lambda blueprint: blueprint)
+_NONE = Foresight(lambda config, _command, typed: (config, typed), lambda blueprint: blueprint)
 
 
 def train(
@@ -82,7 +83,7 @@ def _begin(config: DictConfig, command: str, typed: CommandLine, foresight: Fore
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
     spending = _spending(config)
-    config = foresight.config(config, command, typed.overrides)
+    config, typed = foresight.config(config, command, typed)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
     run = replace(run, blueprint=foresight.blueprint(run.blueprint))
     made = _make(command, run, typed) if distributed.is_main() else None

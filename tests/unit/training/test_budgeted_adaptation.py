@@ -1,0 +1,56 @@
+"""What a time is spent on: without a clock, of made-up steps."""
+
+import pytest
+
+from transfer_cli.training.budgeted_adaptation import (
+    FEWEST_STEPS,
+    FEWEST_TEXTS,
+    USUAL_EPOCHS,
+    USUAL_STEPS,
+    Work,
+    chosen,
+)
+
+FEW = Work(step=0.5, batch=16, texts={"train": 160, "validation": 32})
+MANY = Work(step=0.5, batch=16, texts={"train": 32_000, "validation": 160, "test": 320})
+
+
+@pytest.mark.parametrize("work", [FEW, MANY])
+@pytest.mark.parametrize("seconds", [60, 300, 2000, 50_000])
+def test_the_steps_that_a_time_pays_for_end_in_it(work, seconds):
+    steps, usual = work.steps(seconds), max(USUAL_STEPS, USUAL_EPOCHS * work.epoch)
+
+    assert work.seconds(steps) <= seconds
+    assert steps == usual or work.seconds(steps + 1) > seconds
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds", "scheme"),
+    [(FEW, 1000, "full"), (FEW, 20, "quick"), (MANY, 1000, "full"), (MANY, 400, "full"),
+     (MANY, 30, "quick"), (FEW, 0.1, "quick"), (MANY, -5, "quick")],
+)  # fmt: skip
+def test_weights_train_where_there_is_time_for_steps_enough(work, seconds, scheme):
+    choice = chosen(seconds, {"full": work, "quick": work})
+
+    assert choice.scheme == scheme
+    if scheme == "full":
+        assert choice.steps >= FEWEST_STEPS
+        assert choice.seconds <= seconds
+
+
+def test_a_classifier_learns_from_as_many_texts_as_there_is_time_for():
+    held = [chosen(seconds, {"full": MANY, "quick": MANY}).texts for seconds in (0, 40, 30_000 / 96)]
+
+    assert held[0] == FEWEST_TEXTS < held[1] < 32_000
+    assert chosen(400, {"quick": MANY}).texts is None
+
+
+def test_lora_trains_where_all_weights_have_no_room():
+    assert chosen(1000, {"lora": FEW, "quick": FEW}).scheme == "lora"
+
+
+def test_a_task_that_cannot_be_solved_has_an_answer_too():
+    choice = chosen(3, {"full": FEW})
+
+    assert (choice.scheme, choice.steps) == ("full", 4)
+    assert chosen(-5, {"lora": FEW}).words == ["adaptation=lora", "loop.steps=1", "loop.epochs=null"]

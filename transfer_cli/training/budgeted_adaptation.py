@@ -1,0 +1,279 @@
+"""`transfer finetune budget=10min`: what trains, and for how long, by what a step takes here."""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from omegaconf import DictConfig
+
+from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.drawing import draw
+from transfer_cli.assembly.memory_estimate import memory_parts
+from transfer_cli.assembly.origins import Origins
+from transfer_cli.assembly.run import build_run
+from transfer_cli.budget import FORWARD, Budget
+from transfer_cli.config.check import check
+from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.compose import composed
+from transfer_cli.config.decided import with_values
+from transfer_cli.config.flags import Request
+from transfer_cli.errors import ConfigError
+from transfer_cli.fitting import FILLED, free_bytes
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.training.measured_steps import of_main, quietly, seconds_of_step
+
+log = logging.getLogger(__name__)
+
+WORDS = MappingProxyType(
+    {"full": "adaptation=full", "lora": "adaptation=lora", "quick": "experiment=quick"}
+)
+"""What may be chosen, and what is typed for it."""
+
+FEWEST_TEXTS = 16
+"""A classifier learns from so many texts, however short the time."""
+
+FEWEST_STEPS = 100
+"""From so many steps on, training all weights does better than a classifier on frozen states."""
+
+FEWEST_FOR_LORA = 200
+"""With fewer texts a classifier does better than such updates, however many steps they get."""
+
+USUAL_STEPS, USUAL_EPOCHS = 300, 3
+"""A run is no longer than so many steps, or passes over its texts if these are more."""
+
+MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.05
+"""For how long steps of a model are taken to measure them, also as a share of a budget."""
+
+ASIDE_SECONDS, ASIDE_SHARE = 3.0, 0.05
+"""What of a budget is set aside: to write the model, and for slower steps."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step of a scheme takes, and what there is to do.
+
+    Args:
+        step: The seconds of a step.
+        batch: The texts of a step.
+        texts: How many of each split there are: "train", and perhaps "validation" and "test".
+    """
+
+    step: float
+    batch: int
+    texts: Mapping[str, int]
+
+    @property
+    def epoch(self) -> int:
+        """The steps of a pass over the texts."""
+        return max(1, math.ceil(self.texts["train"] / self.batch))
+
+    def _passes(self, *splits: str) -> float:
+        """Return the seconds in which all texts of splits pass through the model once."""
+        return FORWARD * self.step / self.batch * sum(self.texts.get(each, 0) for each in splits)
+
+    @property
+    def end(self) -> float:
+        """The seconds that it takes to score the best weights."""
+        return self._passes("validation", "test")
+
+    @property
+    def solved(self) -> float:
+        """The seconds of a classifier on frozen states, through which each text passes once."""
+        return self._passes("train") + self.end
+
+    def seconds(self, steps: int) -> float:
+        """Return what so many steps take, with a validation after each epoch, and the end."""
+        validations = math.ceil(steps / self.epoch)
+        return steps * self.step + validations * self._passes("validation") + self.end
+
+    def steps(self, seconds: float) -> int:
+        """Return how many steps a time pays for, of no more than are usual."""
+        usual = max(USUAL_STEPS, USUAL_EPOCHS * self.epoch)
+        if self.seconds(usual) <= seconds:
+            return usual
+        left = seconds - self.end
+        of_epoch = self.epoch * self.step + self._passes("validation")
+        whole = math.floor(left / of_epoch)
+        part = (left - whole * of_epoch - self._passes("validation")) / self.step
+        return max(0, whole * self.epoch + max(0, math.floor(part)))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A scheme, for how many steps, and why.
+
+    Args:
+        texts: To how many labelled texts it is held; None: it learns from all.
+    """
+
+    scheme: str
+    seconds: float
+    why: str
+    steps: int | None = None
+    texts: int | None = None
+
+    @property
+    def order(self) -> int:
+        """Its place among those of several models: the best first."""
+        return 3 if self.texts is not None else list(WORDS).index(self.scheme)
+
+    @property
+    def words(self) -> list[str]:
+        """What is typed for it."""
+        held = [] if self.texts is None else [f"data.labelled={self.texts}"]
+        if self.steps is None:
+            return [WORDS[self.scheme], *held]
+        return [WORDS[self.scheme], f"loop.steps={self.steps}", "loop.epochs=null"]
+
+    def __str__(self) -> str:
+        length = "" if self.steps is None else f", {self.steps} steps"
+        held = "" if self.texts is None else f", of {self.texts} texts"
+        return f"{WORDS[self.scheme]}{length}{held}, in about {self.seconds:.0f} s"
+
+
+def chosen(seconds: float, works: Mapping[str, Work]) -> Choice:
+    """Return what a time is to be spent on, of the schemes of which it is known what they take."""
+    for scheme in ("full", "lora"):
+        if scheme in works and (steps := works[scheme].steps(seconds)) >= FEWEST_STEPS:
+            work = works[scheme]
+            why = f"a step takes {work.step:.2g} s, and {FEWEST_STEPS} learn more than a classifier"
+            return Choice(scheme, work.seconds(steps), why, steps)
+    if (quick := works.get("quick")) is None:
+        scheme, work = min(works.items(), key=lambda known: known[1].step)
+        steps = max(1, work.steps(seconds))
+        return Choice(scheme, work.seconds(steps), "nothing quicker can learn this task", steps)
+    why = f"the time pays for fewer than {FEWEST_STEPS} steps of training"
+    if quick.solved <= seconds:
+        return Choice("quick", quick.solved, why)
+    of_train = max(0.0, seconds - quick.end) / (quick.solved - quick.end)
+    held = min(quick.texts["train"], max(FEWEST_TEXTS, math.floor(of_train * quick.texts["train"])))
+    return Choice("quick", quick.end + quick.step * held / quick.batch * FORWARD, why, texts=held)
+
+
+def within_budget(
+    config: DictConfig, command: str, line: CommandLine
+) -> tuple[DictConfig, CommandLine]:
+    """Return the config that a budget chooses, with what would be typed for it; itself without one.
+
+    Of several models the largest is taken that the time pays to train; where there is none, the
+    largest of which each text passes once in this time, else the smallest.
+    """
+    if config.budget is None:
+        return config, line
+    budget = Budget.parse(config.budget).amount
+    models = [_Model(config, command, line, name) for name in config.models or [None]]
+    measured = list[_Model]()
+    for model in sorted(models, key=lambda model: -model.parameters):
+        model.measure(budget)
+        measured.append(model)
+        if model.chosen(budget).scheme == "full":
+            break
+    best = min(measured, key=lambda model: model.chosen(budget).order)
+    choice, twice = best.chosen(budget), best.chosen(2 * budget)
+    named = "" if best.name is None else f"init_from={best.name}, "
+    log.info("budget: %s: %s%s", config.budget, named, choice)
+    log.info("budget: %s", choice.why)
+    more = "nothing more" if twice.words == choice.words else str(twice)
+    log.info("budget: twice as much would bring %s", more)
+    seconds = best.left(budget) - best.works[choice.scheme].end
+    return best.composed([*choice.words, f"loop.minutes={max(0.01, round(seconds / 60, 3))}"])
+
+
+class _Model:
+    """A model to adapt.
+
+    Attributes:
+        name: What `init_from` is to be; None: what it is.
+        works: What there is to do for each scheme that is possible, once it is measured.
+    """
+
+    def __init__(
+        self, config: DictConfig, command: str, line: CommandLine, name: str | None
+    ) -> None:
+        self._config, self._command, self._line, self.name = config, command, line, name
+        self._full = self._drawn([WORDS["full"]])
+        self._loading, self.works = 0.0, dict[str, Work]()
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters it has."""
+        return sum(each.numel() for each in self._full.model.parameters())
+
+    def composed(self, words: Sequence[str]) -> tuple[DictConfig, CommandLine]:
+        """Return the config with further words typed, and all that is typed then."""
+        own = [] if self.name is None else [f"init_from={self.name}"]
+        return recomposed(self._config, self._line, [*own, *words])
+
+    def measure(self, budget: float) -> None:
+        """Find out what a step of all weights takes, and where these do not pay one of LoRA."""
+        most = min(MEASURED_SECONDS, MEASURED_SHARE * budget)
+        if self._has_room():
+            self._measure("full", most)
+        few = self.works and self.works["full"].texts["train"] < FEWEST_FOR_LORA
+        if not self.works or not (few or self.chosen(budget).scheme == "full"):
+            self._measure("lora", most)
+        with suppress(ConfigError):  # not every task can be solved, nor on every kind of model
+            self._drawn([WORDS["quick"]])
+            self.works["quick"] = next(iter(self.works.values()))
+
+    def _measure(self, scheme: str, most: float) -> None:
+        config, line = self.composed([WORDS[scheme]])
+        began = time.perf_counter()
+        with quietly():
+            run = build_run(config, self._command, line.overrides)
+            self._loading = of_main(time.perf_counter() - began)
+            step = of_main(seconds_of_step(run, most))
+        splits = run.blueprint.data.encoded()["main"].splits
+        texts = {name: len(split.data) for name, split in splits.items()}
+        self.works[scheme] = Work(step, run.blueprint.course.loop.batch, texts)
+
+    def left(self, budget: float) -> float:
+        """Return what is left of a budget once a run of it has begun."""
+        spent = of_main(time.perf_counter() - self._line.began) + self._loading
+        return (1 - ASIDE_SHARE) * (budget - spent - ASIDE_SECONDS)
+
+    def chosen(self, budget: float) -> Choice:
+        """Return what a budget is to be spent on."""
+        choice = chosen(self.left(budget), self.works)
+        return choice if "labelled" in self._config.data else replace(choice, texts=None)
+
+    def _has_room(self) -> bool:
+        """Return whether all weights can be trained, a text at a time."""
+        device = self._full.precision.device
+        room = free_bytes(device)
+        if not math.isfinite(room):
+            room = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        fits = sum(memory_parts(self._full, rows=1).values()) <= FILLED * room
+        return of_main(float(fits)) > 0
+
+    def _drawn(self, words: Sequence[str]) -> Blueprint:
+        config, line = self.composed(words)
+        with quietly():
+            return draw(config, self._command, line.overrides, Origins(), device="meta")
+
+
+def recomposed(
+    config: DictConfig, line: CommandLine, words: Sequence[str]
+) -> tuple[DictConfig, CommandLine]:
+    """Return the config of `finetune` with further words typed, and all that is typed then."""
+    own = [word for word in line.overrides if word.partition("=")[0] not in ("budget", "models")]
+    typed = replace(line, overrides=(*line.overrides, *words))
+    made = composed("finetune", Request((*own, *words), config_dir=line.config_dir))
+    check(made.config, "finetune")
+    kept = {key: config[key] for key in ("budget", "models", "devices")}
+    if config.models is None:
+        kept["init_from"] = config.init_from  # of a sweep, its best run
+    return with_values(made.config, kept), replace(typed, presets=made.typed.presets)
+
+
+def as_chosen(
+    config: DictConfig, line: CommandLine, run: RunDirectory
+) -> tuple[DictConfig, CommandLine]:
+    """Return the config of a command that is typed again, with what its run's budget has chosen."""
+    then = run.overrides.read_text(encoding="utf-8").splitlines()
+    return recomposed(config, line, [word for word in then if word not in line.overrides])

@@ -1,0 +1,47 @@
+"""What a step of a run takes on this machine, for what a budget chooses."""
+
+import logging
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.data.loader import StepDataLoader
+from transfer_cli.engine import distributed
+
+MEASURED_STEPS = 12
+"""How many steps are taken at most."""
+
+
+def of_main(number: float) -> float:
+    """Return the number that the main process has."""
+    return float(distributed.broadcast_text(repr(number)))
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Say nothing of runs that are only measured, or looked at."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def seconds_of_step(run: TrainingRun, most: float) -> float:
+    """Return what a step takes, in the mean of some after the first, which warms up."""
+    sizes = run.blueprint.course.sizes
+    loader = StepDataLoader(
+        run.streams, run.micro_batch, lambda: 0, sizes.mixture,
+        rank=distributed.rank(), world_size=distributed.world_size(),
+    )  # fmt: skip
+    each = list[float]()
+    for number in range(min(sizes.total_steps, MEASURED_STEPS)):
+        began = time.perf_counter()
+        float(run.step(loader.at(number), number).total)  # waits for the device
+        each.append(time.perf_counter() - began)
+        if of_main(sum(each[1:])) > most:
+            break
+    return statistics.mean(each[1:] or each)
