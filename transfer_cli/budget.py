@@ -6,7 +6,7 @@ elsewhere (`training.budgeted`).
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -123,7 +123,7 @@ def offers_of(
     prices: Mapping[int, float],
     parameters: Mapping[int, float],
     corpus: Corpus,
-    law: Law,
+    law: Callable[[float, float], float],
 ) -> Sequence[Offer]:
     """Return what an amount pays for at each depth, the lowest foreseen loss first."""
     found = []

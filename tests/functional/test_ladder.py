@@ -58,6 +58,24 @@ def test_nothing_is_foretold_beyond_the_law_or_of_other_losses(transfer, words, 
     assert (ended.code, ended.err.count("ladder.of:")) == (2, 1)
 
 
+def test_a_budget_chooses_by_a_ladder_that_has_read_more_and_less(transfer, ladder, words):
+    for number, run in enumerate(sorted(ladder.iterdir())):
+        for ratio in (1, 4):  # of tokens a parameter
+            made = json.loads((run / "results.json").read_text())
+            made["parameters"]["total"] = size = 30_000 * 4**number
+            made["seen"]["tokens"] = size * ratio
+            made["cost"]["flops"] = 6 * size**2 * ratio
+            made["measures"]["validation"]["loss"] = 1 + 9 * size**-0.2 + 9 * (size * ratio) ** -0.2
+            copy = shutil.copytree(run, run.with_name(f"{run.name}-{ratio}"))
+            (copy / "results.json").write_text(json.dumps(made))
+        shutil.rmtree(run)
+    of_text = [word for word in words if not word.startswith(("model", "loop", "logger"))]
+
+    said = transfer("plan", *of_text, "budget=1e11flop", f"ladder.of={ladder}", "plan.steps=0").ok()
+
+    assert f"is foreseen by {ladder}" in said.err
+
+
 @pytest.mark.parametrize("word", ["ladder.target=soon", "ladder.of=nowhere"])
 def test_a_ladder_that_is_none_is_refused_at_once(transfer, words, word):
     ended = transfer(*words, "run.dir=run", word)

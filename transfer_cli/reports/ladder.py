@@ -1,7 +1,7 @@
 """Ladders: what runs of `sweep=ladder` foretell of a larger one, and what such a run reached."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -56,6 +56,16 @@ def foretold(
         NoLawError: There are none, or their law does not hold, or not as far.
     """
     return _fit(runs).predict(operations, parameters, tokens)
+
+
+def loss_by_size(runs: Sequence[Run]) -> Callable[[float, float], float] | None:
+    """Return the loss by parameters and tokens; None of a ladder that tells operations alone.
+
+    Raises:
+        NoLawError: There are no runs, or their law does not hold.
+    """
+    law = _fit(runs).law
+    return (lambda *sizes_S: float(law.at(sizes_S)[0])) if len(law.units) > 1 else None
 
 
 def of_ladder(runs: Sequence[Run]) -> list[Run]:

@@ -4,7 +4,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw
+from transfer_cli.assembly.foretold import runs_of_ladder
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.run import build_run
@@ -36,6 +37,7 @@ from transfer_cli.data.folders import cache_folder
 from transfer_cli.engine import distributed
 from transfer_cli.engine.cost import training_flops
 from transfer_cli.errors import ConfigError
+from transfer_cli.reports.ladder import loss_by_size
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.environment import ran_on
 from transfer_cli.safe_files import UnreadableError, read_json
@@ -90,7 +92,7 @@ def within_budget(
         left -= of_main(time.perf_counter() - began)
         best = next(iter(shop.offers(left, {best.depth: price})), best)
         values["loop.minutes"] = round((left - FORWARD * price * shop.corpus.scored) / 60, 3)
-    _say(config.budget, best, found, shop.corpus)
+    _say(config.budget, best, found, shop)
     twice = shop.offers(left + budget.amount, prices)[0]
     log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
              twice.loss, twice.depth, twice.tokens / 1e6)  # fmt: skip
@@ -98,21 +100,24 @@ def within_budget(
     return redialled(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed), line
 
 
-def _say(budget: str, best: Offer, found: Sequence[Offer], corpus: Corpus) -> None:
-    epochs, repeats = best.tokens / corpus.tokens, ""
+def _say(budget: str, best: Offer, found: Sequence[Offer], shop: "_Shop") -> None:
+    epochs, repeats = best.tokens / shop.corpus.tokens, ""
     if epochs > WORTH_NEW:
-        repeats = f", worth {best.worth / corpus.tokens:.1f} of new text (Muennighoff et al. 2023)"
+        repeats = (
+            f", worth {best.worth / shop.corpus.tokens:.1f} of new text (Muennighoff et al. 2023)"
+        )
     log.info("budget: %s: depth %d and %.3gM tokens, %.3g epochs%s", budget, best.depth,
              best.tokens / 1e6, epochs, repeats)  # fmt: skip
     rest = [each for each in found if each.depth != best.depth][:3]
     others = "".join(f", {each.loss:.3f} with depth {each.depth}" for each in rest)
-    log.info("budget: a loss of %.3f a token is foreseen by dial.law%s", best.loss, others)
+    log.info("budget: a loss of %.3f a token is foreseen by %s%s", best.loss, shop.by, others)
 
 
 class _Shop:
     """Tells what tokens cost: in operations, or in seconds, measured here once for a shape.
 
     Attributes:
+        by: What foresees the loss: the key dial.law, or a ladder.
         corpus: The text of the model that was last asked for.
         drawing: The seconds that it took to look at that; to build it takes about twice as long.
     """
@@ -126,11 +131,18 @@ class _Shop:
         self._config = with_values(config, measured)
         self._command, self._typed = command, typed
         self.budget, self.corpus, self.drawing = budget, Corpus(0.0), 0.0
-        self._law = Law(**plain(config.dial.law, "dial.law"))
+        self._law: Callable[[float, float], float] = Law(**plain(config.dial.law, "dial.law"))
+        self.by, self._rows = "dial.law", 0
+        if (sweep := config.ladder.of) is not None and (law := loss_by_size(runs_of_ladder(sweep))):
+            self._law, self.by = law, sweep
 
     def offers(self, amount: float, prices: Mapping[int, float]) -> Sequence[Offer]:
         """Return what an amount pays for, the lowest foreseen loss first."""
         sizes = {depth: self._parameters(depth) for depth in prices}
+        if self.by != "dial.law":  # a ladder counts embeddings, too
+            sizes = {
+                n: size + self._rows * self._of_depth(n).model.width for n, size in sizes.items()
+            }
         return offers_of(amount, prices, sizes, self.corpus, self._law)
 
     def prices_of_depths(self) -> dict[int, float]:
@@ -162,6 +174,7 @@ class _Shop:
         with quietly():
             plan = draw(config, self._command, self._typed, Origins(), device="meta")
         self.drawing = time.perf_counter() - began
+        self._rows = plan.data.tokenizer.size
         length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
         self.corpus = Corpus(float(plan.data.drawn["main"] * length))
         if self.budget.unit == "flop":

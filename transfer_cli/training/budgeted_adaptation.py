@@ -104,7 +104,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenScheme:
     """A scheme, for how many steps, and why.
 
     Args:
@@ -136,23 +136,27 @@ class Choice:
         return f"{WORDS[self.scheme]}{length}{held}, in about {self.seconds:.0f} s"
 
 
-def chosen(seconds: float, works: Mapping[str, Work]) -> Choice:
+def chosen(seconds: float, works: Mapping[str, Work]) -> ChosenScheme:
     """Return what a time is to be spent on, of the schemes of which it is known what they take."""
     for scheme in ("full", "lora"):
         if scheme in works and (steps := works[scheme].steps(seconds)) >= FEWEST_STEPS:
             work = works[scheme]
             why = f"a step takes {work.step:.2g} s, and {FEWEST_STEPS} learn more than a classifier"
-            return Choice(scheme, work.seconds(steps), why, steps)
+            return ChosenScheme(scheme, work.seconds(steps), why, steps)
     if (quick := works.get("quick")) is None:
         scheme, work = min(works.items(), key=lambda known: known[1].step)
         steps = max(1, work.steps(seconds))
-        return Choice(scheme, work.seconds(steps), "nothing quicker can learn this task", steps)
+        return ChosenScheme(
+            scheme, work.seconds(steps), "nothing quicker can learn this task", steps
+        )
     why = f"the time pays for fewer than {FEWEST_STEPS} steps of training"
     if quick.solved <= seconds:
-        return Choice("quick", quick.solved, why)
+        return ChosenScheme("quick", quick.solved, why)
     of_train = max(0.0, seconds - quick.end) / (quick.solved - quick.end)
     held = min(quick.texts["train"], max(FEWEST_TEXTS, math.floor(of_train * quick.texts["train"])))
-    return Choice("quick", quick.end + quick.step * held / quick.batch * FORWARD, why, texts=held)
+    return ChosenScheme(
+        "quick", quick.end + quick.step * held / quick.batch * FORWARD, why, texts=held
+    )
 
 
 def within_budget(
@@ -237,7 +241,7 @@ class _Model:
         spent = of_main(time.perf_counter() - self._line.began) + self._loading
         return (1 - ASIDE_SHARE) * (budget - spent - ASIDE_SECONDS)
 
-    def chosen(self, budget: float) -> Choice:
+    def chosen(self, budget: float) -> ChosenScheme:
         """Return what a budget is to be spent on."""
         choice = chosen(self.left(budget), self.works)
         return choice if "labelled" in self._config.data else replace(choice, texts=None)

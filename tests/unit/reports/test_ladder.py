@@ -9,7 +9,7 @@ import pytest
 
 from transfer_cli.reports.compare import tasks
 from transfer_cli.reports.contents import FINISHED, Report, Run, Rung
-from transfer_cli.reports.ladder import foretold, lines
+from transfer_cli.reports.ladder import foretold, lines, loss_by_size
 from transfer_cli.reports.page import page
 from transfer_cli.reports.scaling_law import NoLawError, fitted
 from transfer_cli.reports.tables import as_json, as_markdown
@@ -164,8 +164,10 @@ def test_a_ladder_over_lengths_too_has_a_law_of_both():
             for d in DEPTHS for r in (5, 20)]  # fmt: skip
 
     assert "(N/" in ladder_of(runs).law
-    expected = foretold(runs, 1e17, 2e7, 4e8)
-    assert expected.loss == pytest.approx(1 + 90 * 2e7**-0.3 + 200 * 4e8**-0.3, abs=0.02)
+    loss = pytest.approx(1 + 90 * 2e7**-0.3 + 200 * 4e8**-0.3, abs=0.02)
+    assert foretold(runs, 1e17, 2e7, 4e8).loss == loss
+    assert loss_by_size(runs)(2e7, 4e8) == loss
+    assert loss_by_size(runs[::2]) is None
 
 
 def test_what_came_stands_beside_what_was_foretold_in_every_format():
