@@ -141,7 +141,7 @@ def chosen(seconds: float, works: Mapping[str, Work]) -> ChosenScheme:
     for scheme in ("full", "lora"):
         if scheme in works and (steps := works[scheme].steps(seconds)) >= FEWEST_STEPS:
             work = works[scheme]
-            why = f"a step takes {work.step:.2g} s, and {FEWEST_STEPS} learn more than a classifier"
+            why = f"a step takes {work.step:.2g} s, and {FEWEST_STEPS} do better than a classifier"
             return ChosenScheme(scheme, work.seconds(steps), why, steps)
     if (quick := works.get("quick")) is None:
         scheme, work = min(works.items(), key=lambda known: known[1].step)
