@@ -100,6 +100,17 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
     assert differences(Path("whole"), Path("run")) == []
 
 
+def test_a_run_as_long_as_its_tokens_ends_as_one_that_was_not_stopped(transfer, stopped, words_of):
+    words = words_of("clm", "loop.tokens=1500")
+    transfer(*words, "run.dir=whole").ok()
+
+    assert stopped(3, *words, "run.dir=run").code == 75
+    transfer("pretrain", "resume=run").ok()
+
+    assert status("run")["status"] == "finished"
+    assert differences(Path("whole"), Path("run")) == []
+
+
 @pytest.fixture
 def products(tmp_path, monkeypatch):
     """Return how fast products are here, which a test may change; what is kept is known to none."""
