@@ -42,6 +42,7 @@ def adapted(*words):
     return ("finetune", "device=cpu", "logger=null", "run.dir=run", *words)
 
 
+@pytest.mark.slow
 def test_an_adaptation_ends_within_its_budget_and_goes_on(transfer, pretrained, masked, questions):
     table = ("data=table", f"data.train={questions}")
     words = adapted(*table, f"models=[{pretrained},{masked}]", "budget=1min")

@@ -58,6 +58,7 @@ def test_nothing_is_foretold_beyond_the_law_or_of_other_losses(transfer, words, 
     assert (ended.code, ended.err.count("ladder.of:")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_budget_chooses_by_a_ladder_that_has_read_more_and_less(transfer, ladder, words):
     for number, run in enumerate(sorted(ladder.iterdir())):
         for ratio in (1, 4):  # of tokens a parameter

@@ -100,6 +100,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
     assert differences(Path("whole"), Path("run")) == []
 
 
+@pytest.mark.slow
 def test_a_run_as_long_as_its_tokens_ends_as_one_that_was_not_stopped(transfer, stopped, words_of):
     words = words_of("clm", "loop.tokens=1500")
     transfer(*words, "run.dir=whole").ok()
