@@ -15,13 +15,15 @@ from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw
 from transfer_cli.assembly.memory_estimate import memory_parts
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.run import build_run
+from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.budget import FORWARD, Budget
 from transfer_cli.config.check import check
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.compose import composed
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flags import Request
+from transfer_cli.data.split import some_of
+from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.errors import ConfigError
 from transfer_cli.fitting import FILLED, free_bytes
 from transfer_cli.runs.directory import RunDirectory
@@ -49,6 +51,9 @@ USUAL_STEPS, USUAL_EPOCHS = 300, 3
 MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.05
 """For how long steps of a model are taken to measure them, also as a share of a budget."""
 
+SCORED_TEXTS = 32
+"""How many texts are scored to measure what that takes."""
+
 ASIDE_SECONDS, ASIDE_SHARE = 3.0, 0.05
 """What of a budget is set aside: to write the model, and for slower steps."""
 
@@ -60,11 +65,13 @@ class Work:
     Args:
         step: The seconds of a step.
         batch: The texts of a step.
+        scoring: The seconds in which a text is scored, or passes through a frozen model.
         texts: How many of each split there are: "train", and perhaps "validation" and "test".
     """
 
     step: float
     batch: int
+    scoring: float
     texts: Mapping[str, int]
 
     @property
@@ -74,7 +81,7 @@ class Work:
 
     def _passes(self, *splits: str) -> float:
         """Return the seconds in which all texts of splits pass through the model once."""
-        return FORWARD * self.step / self.batch * sum(self.texts.get(each, 0) for each in splits)
+        return self.scoring * sum(self.texts.get(each, 0) for each in splits)
 
     @property
     def end(self) -> float:
@@ -154,9 +161,7 @@ def chosen(seconds: float, works: Mapping[str, Work]) -> ChosenScheme:
         return ChosenScheme("quick", quick.solved, why)
     of_train = max(0.0, seconds - quick.end) / (quick.solved - quick.end)
     held = min(quick.texts["train"], max(FEWEST_TEXTS, math.floor(of_train * quick.texts["train"])))
-    return ChosenScheme(
-        "quick", quick.end + quick.step * held / quick.batch * FORWARD, why, texts=held
-    )
+    return ChosenScheme("quick", quick.end + quick.scoring * held, why, texts=held)
 
 
 def within_budget(
@@ -232,9 +237,10 @@ class _Model:
             run = build_run(config, self._command, line.overrides)
             self._loading = of_main(time.perf_counter() - began)
             step = of_main(seconds_of_step(run, most))
-        splits = run.blueprint.data.encoded()["main"].splits
-        texts = {name: len(split.data) for name, split in splits.items()}
-        self.works[scheme] = Work(step, run.blueprint.course.loop.batch, texts)
+            batch = run.blueprint.course.loop.batch
+            scoring = of_main(_scoring(run) or FORWARD * step / batch)
+        texts = {name: int(split.counts()["scored"]) for name, split in run.data.splits.items()}
+        self.works[scheme] = Work(step, batch, scoring, texts | {"train": run.data.count})
 
     def left(self, budget: float) -> float:
         """Return what is left of a budget once a run of it has begun."""
@@ -259,6 +265,21 @@ class _Model:
         config, line = self.composed(words)
         with quietly():
             return draw(config, self._command, line.overrides, Origins(), device="meta")
+
+
+def _scoring(run: TrainingRun) -> float | None:
+    """Return the seconds in which a text is scored; None where there are none to score.
+
+    Answers are not written: a model that has learnt nothing does not know where they end.
+    """
+    scored = [run.data.splits[name] for name in ("validation", "test") if name in run.data.splits]
+    if not scored:
+        return None
+    plan, some = run.blueprint, replace(some_of(scored[0], SCORED_TEXTS), scorer=None)
+    began = time.perf_counter()
+    objective = plan.network.losses[0].objective
+    evaluate(run.model, objective, some, batch=run.passing, precision=plan.precision)
+    return (time.perf_counter() - began) / int(some.counts()["scored"])
 
 
 def recomposed(

@@ -11,8 +11,10 @@ from transfer_cli.training.budgeted_adaptation import (
     chosen,
 )
 
-FEW = Work(step=0.5, batch=16, texts={"train": 160, "validation": 32})
-MANY = Work(step=0.5, batch=16, texts={"train": 32_000, "validation": 160, "test": 320})
+FEW = Work(step=0.5, batch=16, scoring=1 / 96, texts={"train": 160, "validation": 32})
+MANY = Work(
+    step=0.5, batch=16, scoring=1 / 96, texts={"train": 32_000, "validation": 160, "test": 320}
+)
 
 
 @pytest.mark.parametrize("work", [FEW, MANY])
@@ -39,7 +41,9 @@ def test_weights_train_where_there_is_time_for_steps_enough(work, seconds, schem
 
 
 def test_a_classifier_learns_from_as_many_texts_as_there_is_time_for():
-    held = [chosen(seconds, {"full": MANY, "quick": MANY}).texts for seconds in (0, 40, 30_000 / 96)]
+    held = [
+        chosen(seconds, {"full": MANY, "quick": MANY}).texts for seconds in (0, 40, 30_000 / 96)
+    ]
 
     assert held[0] == FEWEST_TEXTS < held[1] < 32_000
     assert chosen(400, {"quick": MANY}).texts is None
@@ -53,4 +57,8 @@ def test_a_task_that_cannot_be_solved_has_an_answer_too():
     choice = chosen(3, {"full": FEW})
 
     assert (choice.scheme, choice.steps) == ("full", 4)
-    assert chosen(-5, {"lora": FEW}).words == ["adaptation=lora", "loop.steps=1", "loop.epochs=null"]
+    assert chosen(-5, {"lora": FEW}).words == [
+        "adaptation=lora",
+        "loop.steps=1",
+        "loop.epochs=null",
+    ]
