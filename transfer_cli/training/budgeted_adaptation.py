@@ -125,9 +125,9 @@ class ChosenScheme:
     texts: int | None = None
 
     @property
-    def order(self) -> int:
-        """Its place among those of several models: the best first."""
-        return 3 if self.texts is not None else list(WORDS).index(self.scheme)
+    def order(self) -> tuple[int, int]:
+        """Its place among those of several models: the best first, then what reads more texts."""
+        return (3, -self.texts) if self.texts is not None else (list(WORDS).index(self.scheme), 0)
 
     @property
     def words(self) -> list[str]:
@@ -170,7 +170,7 @@ def within_budget(
     """Return the config that a budget chooses, with what would be typed for it; itself without one.
 
     Of several models the largest is taken that the time pays to train; where there is none, the
-    largest of which each text passes once in this time, else the smallest.
+    largest through which each text passes once in this time, else that which reads most of them.
     """
     if config.budget is None:
         return config, line
