@@ -135,7 +135,7 @@ ALL: dict[str, Command] = {
         summary="train a language model on unlabelled text",
         function="transfer_cli.commands.pretrain_finetune.pretrain",
         keys=(
-            "optimizer.lr", "loop.steps", "loop.epochs", "loop.batch", "loop.micro_batch",
+            "budget", "optimizer.lr", "loop.steps", "loop.epochs", "loop.batch",
             "seed", "device", "precision", "run.dir", "resume",
         ),
         hidden=(
@@ -153,8 +153,8 @@ ALL: dict[str, Command] = {
         summary="adapt a pretrained model to a labelled task",
         function="transfer_cli.commands.pretrain_finetune.finetune",
         keys=(
-            "init_from", "init", "optimizer.lr", "loop.epochs", "loop.batch",
-            "forgetting.data", "seed", "device", "run.dir", "resume",
+            "init_from", "init", "budget", "optimizer.lr", "loop.epochs", "loop.batch",
+            "seed", "device", "run.dir", "resume",
         ),
         hidden=(
             "transfer_cli.data.text.", "transfer_cli.data.known_texts.",
