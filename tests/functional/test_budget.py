@@ -35,6 +35,14 @@ def test_a_budget_of_operations_is_spent(transfer):
 
     cost = json.loads(Path("run/results.json").read_text())["cost"]
     assert cost["flops"] == pytest.approx(3e10, rel=0.15)
+    assert planned(transfer, "pretrain") == Path("run/plan.txt").read_text()
+
+
+def planned(transfer, command):
+    """Return the plan of a run that repeats another one, which has a budget."""
+    shown = transfer("plan", command, "run/config.yaml", "plan.steps=0").ok()
+    assert "budget: " not in shown.err
+    return shown.out[: len(Path("run/plan.txt").read_text())]
 
 
 def adapted(*words):
@@ -57,6 +65,7 @@ def test_an_adaptation_ends_within_its_budget_and_goes_on(transfer, pretrained, 
     assert config["loop"]["minutes"] < 1
     assert config["init_from"] in {str(pretrained), str(masked)}
     assert "is finished" in transfer(*words, "resume=auto").ok().err
+    assert planned(transfer, "finetune") == Path("run/plan.txt").read_text()
 
 
 def test_a_time_too_short_to_train_has_an_answer(transfer, pretrained, questions):

@@ -130,14 +130,16 @@ def _of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
     from transfer_cli.config import compose, stored  # which import Hydra
 
     lines = read_text(file.with_name("overrides.txt")).splitlines()
-    typed = [word for word in lines if not _names_run(_key(word))]
+    typed = [word for word in lines if not _is_of_run(_key(word))]
     yield from typed
     now = compose.compose(keys.name, Request(tuple(typed), config_dir=keys.config_dir))
     values = dict(flat(stored.plain_values(now)))
     for key, value in flat(read_plain(file)):
-        if not _names_run(key) and values.get(key) != value:
+        if not _is_of_run(key) and values.get(key) != value:
             yield key, value
 
 
-def _names_run(key: str) -> bool:
-    return key == "run.dir" or Role.NAMES_RUN in role_of(key)
+def _is_of_run(key: str) -> bool:
+    """Return whether a repetition has something else; what a budget chose is not chosen again."""
+    of_budget = ("budget", "models", "dial.foreseen")
+    return key == "run.dir" or key in of_budget or Role.NAMES_RUN in role_of(key)
