@@ -324,7 +324,6 @@ def expand(
     """Return the files of paths, folders and globs, each once.
 
     Args:
-        patterns: The paths, folders and globs.
         suffixes: Of the files of a folder that are read.
         is_one: Whether a folder stands for one file.
     """

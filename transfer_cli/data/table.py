@@ -54,7 +54,6 @@ class OpenTable:
     Args:
         name: What to call it in messages.
         names: Of its columns, in order; none if the beginning cannot be read.
-        sample: Its first rows.
         records: Yields the rows, and tells a function of those that cannot be read.
     """
 
@@ -69,7 +68,6 @@ class OpenTable:
         """Return the columns to read; say in one line what was recognised of the table.
 
         Args:
-            asked: What was typed.
             other: The columns of another table, which are taken where this one has them.
         """
         asked = asked.or_like(other, self.names)
@@ -87,11 +85,9 @@ def open_table(path: Path, table_format: str, given: Layout, asked: Wanted) -> I
     """Open the file of a table and look at it.
 
     Args:
-        path: The file.
         table_format: One of `readers.TABLE_FORMATS` or `readers.SHEET_FORMATS`, or `text`: each
             line is a row, and its column is called "text".
         given: What need not be recognised.
-        asked: The columns that are wanted.
     """
     name = str(path)
     if table_format == "parquet":

@@ -41,7 +41,6 @@ class TaskInfo:
     """The facts of a run that an objective gets before it is used.
 
     Args:
-        vocabulary: The run's tokenizer.
         labels: Class names of its data; empty for text without labels.
         name: The name of the loss: "main", or the user's name for a further one.
         task: The task of its data (`tasks.base.Task`); None: text without labels.
@@ -81,13 +80,7 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prediction to look at: lists are tokens, texts are labels.
-
-    Args:
-        tokens: The input.
-        target: The right answer.
-        prediction: The model's answer.
-    """
+    """A prediction to look at: lists are tokens, texts are labels."""
 
     tokens: list[int]
     target: list[int] | str
@@ -329,7 +322,6 @@ class Objective(ABC):
         """Return the task of the main data as it has them encoded, by default as it is.
 
         Args:
-            task: See `TaskInfo`.
             words: Words for labels that are none themselves, as the data say.
             lines: Whether the model was pretrained on lines, as in `data.corpus`.
             before_text: The token that it reads before other texts; None: none.
@@ -463,7 +455,6 @@ class Loss:
 
     Args:
         name: "main", or the user's name for a further loss.
-        objective: Computes it.
         stream: The stream of batches that it reads.
         weight: Its weight, or the weight at each step.
     """

@@ -267,7 +267,6 @@ class LabelledFiles(LabelledSource):
         """Return the examples in files, by split; labels are those of the first split.
 
         Args:
-            paths: The files of each split.
             own: The columns of the table that a run was trained on.
         """
         splits = {

@@ -198,7 +198,6 @@ class _ChatRow:
 
     Args:
         begin: Where its last answer begins, or what it has to say.
-        given: That answer as a text.
     """
 
     tokens: list[int]
