@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, is_padded, view_of
+from transfer_cli.batch import Batch, Counts, Sums, is_padded, view_of
 from transfer_cli.data.split import Dataset, Split, TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import SourceText
@@ -382,9 +382,7 @@ class Objective(ABC):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term's loss, summed over them."""
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return the sums, "loss" among them, that an evaluation adds up over batches."""
         return self.loss_sums(model, batch, encoded)
 
@@ -421,9 +419,7 @@ class Objective(ABC):
         """Return tables of counts, by name, from summed tallies."""
         return {}
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return the measures of a split from its summed tallies and counts.
 
         By default these are the tallies but tables, divided by the count of "loss".
