@@ -339,7 +339,6 @@ def table_records(
 
     Args:
         lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
-        name: What to call the table in messages.
         table_format: One of `TABLE_FORMATS`.
         delimiter: What stands between columns; None: what is usual for the format.
         quotes: One of `QUOTES`; None: what is usual for the format.
@@ -396,7 +395,6 @@ def named_rows(
 
     Args:
         rows: Yields the number and the cells of each row, and tells of those that are broken.
-        name: What to call the table in messages.
         on_error: Receives the fault of each ragged or broken row.
         header: See `table_records`.
         cure: For a row of more or fewer cells than there are columns.

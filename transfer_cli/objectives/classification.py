@@ -45,7 +45,6 @@ def highest_learnt_from(annealing: Annealing, progress: float, classes: int) -> 
     Args:
         annealing: Its form. exp is for few labels, which are soon known by heart.
         progress: How much of the run is over, in [0, 1].
-        classes: C.
     """
     share = {
         "log": 1 - math.exp(-5 * progress),
