@@ -133,19 +133,24 @@ def sentence_pieces(folder: Path) -> int:
     return len(names)
 
 
-def unigrams(folder: Path) -> int:
-    """Write XLM-R's kind of tokenizer; return its size."""
+def unigram_backend(names: list[str]) -> tokenizers.Tokenizer:
+    """Return a tokenizer of the likeliest pieces, which begins with these special tokens."""
     backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
     backend.normalizer = tokenizers.normalizers.NFKC()
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Metaspace()]
     )
     backend.decoder = tokenizers.decoders.Metaspace()
-    names = ["<s>", "<pad>", "</s>", "<unk>"]
     trainer = tokenizers.trainers.UnigramTrainer(
         vocab_size=120, special_tokens=names, unk_token="<unk>", show_progress=False,  # noqa: S106
     )  # fmt: skip
     backend.train_from_iterator(TEXT * 3, trainer)
+    return backend
+
+
+def unigrams(folder: Path) -> int:
+    """Write XLM-R's kind of tokenizer; return its size."""
+    backend = unigram_backend(["<s>", "<pad>", "</s>", "<unk>"])
     backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True)])
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>",

@@ -15,7 +15,7 @@ from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.assembly.optimizer import parameter_groups
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, Sums
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.encoded_groups import EncodedGroups
@@ -38,7 +38,7 @@ from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.encoder_decoder import backbone_of
 from transfer_cli.model.shape import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.objectives.base import Loss, Objective, TaskInfo
+from transfer_cli.objectives.base import Encoding, Loss, Objective, TaskInfo
 from transfer_cli.objectives.beside_main_head import BesideMainHead
 from transfer_cli.objectives.of_main_head import OfMainHead
 from transfer_cli.objectives.sentence_pair import SentencePair
@@ -211,6 +211,11 @@ def model(*objectives: Objective, seed: int = 0, **changes: object) -> TransferM
     for objective in objectives:
         heads |= bound(objective, objectives[0]).modules(trunk)
     return TransferModel(trunk, heads)
+
+
+def sums(objective: Objective, model: TransferModel, batch: Batch) -> Sums:
+    """Return the losses of a batch."""
+    return objective.loss_sums(model, batch, Encoding(model, batch))
 
 
 def lively(module: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:

@@ -146,7 +146,6 @@ class LoadedModel:
     """A trained or published model, in evaluation mode.
 
     Attributes:
-        model: The torch module.
         tokenizer: What turns texts into its tokens.
         labels: The names of its classes or tags; of language models none.
         task: What it was fine-tuned for; of language models none.

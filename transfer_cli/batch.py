@@ -75,7 +75,7 @@ key            shape, type     meaning
 =============  ==============  =====================================================================
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -86,6 +86,12 @@ from torch import Tensor
 from transfer_cli.errors import ConfigError
 
 Batch = dict[str, Tensor]
+
+Sums = dict[str, Tensor]
+"""Losses and tallies by name, summed over a batch or, in the end, over a split."""
+
+Counts = Mapping[str, int]
+"""How many targets each of them is summed over."""
 
 Items = TypeVar("Items", np.ndarray, list[Any])
 

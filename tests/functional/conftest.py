@@ -469,6 +469,16 @@ def _watching(watched):
             handle.remove()
 
 
+def read_terminal(terminal):
+    """Return all that was written at the other end of a terminal, until it was closed."""
+    parts = []
+    with contextlib.suppress(OSError):  # by which Linux says so
+        while part := os.read(terminal, 65536):
+            parts.append(part)
+    os.close(terminal)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
 def files_below(folder):
     return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -573,3 +583,28 @@ def adapted(tmp_path_factory, adapting):
         return made[preset]
 
     return run_of
+
+
+@pytest.fixture
+def adapt(transfer, adapting):
+    """Return how to fine-tune with a preset; gives the ended command."""
+
+    def call(preset, *words, ends=0, run="run"):
+        ended = transfer("finetune", *adapting(preset), f"run.dir={run}", *words)
+        assert ended.code == ends, ended.err
+        return ended
+
+    return call
+
+
+@pytest.fixture
+def predictions(transfer, few_questions):
+    """Return how to label the questions with a run; gives the probabilities."""
+    import torch  # which most tests do without
+
+    def call(run, *words):
+        ended = transfer("predict", *words, f"run={run}", f"input={few_questions}").ok()
+        rows = [json.loads(line) for line in ended.out.splitlines()]
+        return torch.tensor([list(row["probabilities"].values()) for row in rows])
+
+    return call

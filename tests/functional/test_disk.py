@@ -299,18 +299,6 @@ def run_on(transfer, adapting):
 
 
 @pytest.fixture
-def predictions(transfer, few_questions):
-    """Return how to label the questions with a run; gives the probabilities."""
-
-    def call(run, *words):
-        ended = transfer("predict", f"run={run}", f"input={few_questions}", *words).ok()
-        rows = [json.loads(line) for line in ended.out.splitlines()]
-        return torch.tensor([list(row["probabilities"].values()) for row in rows])
-
-    return call
-
-
-@pytest.fixture
 def accuracy(transfer):
     """Return how to score a run on its validation split; gives its measures."""
 

@@ -146,18 +146,6 @@ def scaled(transfer, mylab, adapting):
     return call
 
 
-@pytest.fixture
-def probabilities(transfer, few_questions):
-    """Return how to label the questions with a run or an exported folder."""
-
-    def call(run):
-        ended = transfer("predict", *OWN, f"run={run}", f"input={few_questions}").ok()
-        rows = [json.loads(line) for line in ended.out.splitlines()]
-        return torch.tensor([list(row["probabilities"].values()) for row in rows])
-
-    return call
-
-
 def stored(run):
     return load_file(Path(run) / "model" / "weights.safetensors")
 
@@ -194,13 +182,13 @@ def test_only_the_own_edit_and_the_head_train_and_only_they_are_stored(scaled, d
     }
 
 
-def test_the_own_edit_is_there_again_when_a_run_is_opened(transfer, scaled, probabilities):
+def test_the_own_edit_is_there_again_when_a_run_is_opened(transfer, scaled, predictions):
     assert scaled("run").code == 0
     transfer("evaluate", *OWN, "run=run", "split=validation", "output=found.json").ok()
     again = json.loads(Path("found.json").read_text())["measures"]["validation"]
 
     assert again == json.loads(Path("run/results.json").read_text())["measures"]["validation"]
-    assert len(probabilities("run")) == 30
+    assert len(predictions("run", *OWN)) == 30
 
 
 WITH_LORA = ("adaptation/edits=[scaled_attention,lora]", "adaptation.edits.lora.targets=[output]")
@@ -208,7 +196,7 @@ WITH_LORA = ("adaptation/edits=[scaled_attention,lora]", "adaptation.edits.lora.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), WITH_LORA], ids=["alone", "beside lora"])
-def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, probabilities, words):
+def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, predictions, words):
     assert scaled("apart", *words).code == 0
     ended = scaled("merged", *words, "adaptation.store=merged")
 
@@ -217,7 +205,7 @@ def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, pro
         n for n in stored(deep) if n.startswith("backbone.")
     }
     assert not read_description(Path("merged/model")).edits
-    assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
+    assert torch.allclose(predictions("merged", *OWN), predictions("apart", *OWN), atol=1e-5)
 
 
 def test_what_cannot_be_merged_is_refused_by_its_edits_name(transfer, scaled, mylab):

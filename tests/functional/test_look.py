@@ -14,6 +14,7 @@ from importlib import metadata
 import pytest
 import torch
 
+from tests.functional.conftest import read_terminal
 from transfer_cli.config.conf_folder import conf_dir
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,19 +54,8 @@ def on_a_terminal(*words, columns=80):
         stdin=theirs, stdout=theirs, stderr=theirs, env=dict(os.environ),
     )  # fmt: skip
     os.close(theirs)
-    found = b""
-    # At the end Linux reports an error where others return nothing.
-    while part := _read(ours):
-        found += part
-    os.close(ours)
-    return process.wait(), found.decode().replace("\r\n", "\n")
-
-
-def _read(terminal):
-    try:
-        return os.read(terminal, 65536)
-    except OSError:
-        return b""
+    found = read_terminal(ours)
+    return process.wait(), found
 
 
 def in_a_pipe(*words):

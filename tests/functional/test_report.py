@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.fake_runs import labelled, write_run, write_sweep
+from tests.functional.conftest import read_terminal
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
@@ -197,19 +198,9 @@ def _on_terminal(folder, columns, **environment):
     words = [sys.executable, "-m", "transfer_cli", "report", "runs"]
     with subprocess.Popen(words, cwd=folder, stdout=theirs, env=kept | environment) as process:
         os.close(theirs)
-        parts = []
-        while part := _read(ours):
-            parts.append(part)
-    os.close(ours)
+        found = read_terminal(ours)
     assert process.returncode == 0
-    return b"".join(parts).decode().replace("\r\n", "\n")
-
-
-def _read(terminal):
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # Linux says so that the other end is closed
-        return b""
+    return found
 
 
 def _plain(text):

@@ -42,15 +42,9 @@ def second_task(tmp_path):
 
 
 @pytest.fixture
-def run(transfer, adapting):
+def run(adapt):
     """Return how to fine-tune on several streams; gives the ended command."""
-
-    def call(preset, *words, ends=0):
-        ended = transfer("finetune", *adapting(preset), *CONSTANT, "run.dir=run", *words)
-        assert ended.code == ends, ended.err
-        return ended
-
-    return call
+    return lambda preset, *words, ends=0: adapt(preset, *CONSTANT, *words, ends=ends)
 
 
 def records(kind):

@@ -29,18 +29,6 @@ def steps(monkeypatch):
     return found
 
 
-@pytest.fixture
-def adapt(transfer, adapting):
-    """Return how to fine-tune with a preset; gives the ended command."""
-
-    def call(preset, *words, ends=0, run="run"):
-        ended = transfer("finetune", *adapting(preset), f"run.dir={run}", *words)
-        assert ended.code == ends, ended.err
-        return ended
-
-    return call
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", [*TEACHING, "uda", "cvt"])
 def test_the_labels_of_what_is_left_out_never_reach_a_batch(preset, adapt, steps):

@@ -37,7 +37,6 @@ class Material:
     Args:
         called: What it is called in messages and on pages.
         task: What its examples are; None: text without labels.
-        encode: Returns one of the splits.
     """
 
     called: str

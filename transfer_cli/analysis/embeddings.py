@@ -48,7 +48,6 @@ class _Named:
         columns: What is said of each.
         rows: That, for each; a name first.
         labels: A label of each; empty: there are none.
-        extent: Which they are, in words.
     """
 
     vectors: Vectors

@@ -12,6 +12,7 @@ from transfer_cli.reports.finding import Chart, Lines, Matrix, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +27,28 @@ def drawn(charts: Mapping[str, Chart]) -> dict[str, bytes]:
     if charts and find_spec("matplotlib") is None:
         log.info("no pictures: they take matplotlib, which `pip install matplotlib` brings")
         return {}
-    return {shows: _as_png(chart) for shows, chart in charts.items()}
+    return {shows: _picture(chart) for shows, chart in charts.items()}
 
 
-def _as_png(chart: Chart) -> bytes:
-    # Without `pyplot`, which keeps every figure and looks for a screen.
+def new_figure(width: float, height: float) -> "Figure":
+    """Return a figure of so many inches, without `pyplot`, which keeps all and wants a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_size(chart), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def as_png(figure: "Figure") -> bytes:
+    """Return a figure as a PNG."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DOTS)
+    return file.getvalue()
+
+
+def _picture(chart: Chart) -> bytes:
+    figure = new_figure(*_size(chart))
     axes = figure.subplots()
     match chart:
         case Lines():
@@ -44,9 +57,7 @@ def _as_png(chart: Chart) -> bytes:
             _draw_matrix(axes, chart)
         case Points():
             _draw_points(axes, chart)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DOTS)
-    return file.getvalue()
+    return as_png(figure)
 
 
 def _size(chart: Chart) -> tuple[float, float]:

@@ -159,7 +159,6 @@ class Ensemble:
         """Return what keeps an answer from being one to its text, if anything does.
 
         Args:
-            example: What is answered.
             known: Whether each run knows any token of it.
         """
         if is_empty(self.task.texts(example)):

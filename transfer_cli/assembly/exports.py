@@ -75,7 +75,6 @@ def ours_of(
             meta device: there a product would import torch's compiler, for seconds.
         heads: Tensors of heads that the model does not have.
         texts: See `Ours`; None: by what it was trained on.
-        chat: See `Ours`.
     """
     kind, classifier = published_head(description, task) if head else (None, None)
     labels = description.labels if kind else ()

@@ -142,7 +142,6 @@ def open_to_look_into(
 
     Args:
         path: What `init_from` takes: a run, one of its checkpoints, a published model.
-        base: The folder of the model that it refers to, if it has moved.
     """
     start = open_to_answer(path, key=key, base=base)
     if start.graph is not None:

@@ -21,6 +21,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import AnalyzeConfig
 from transfer_cli.config.stored import as_yaml
+from transfer_cli.data import readers
 from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.layout import Layout
@@ -28,7 +29,7 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.text import TextData
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.weights import DESCRIPTION
 from transfer_cli.reports import formats
 from transfer_cli.reports.finding import Finding
@@ -264,7 +265,7 @@ def _file(config: AnalyzeConfig, opened: Opened) -> Material:
     with reading.opened(path, kind, Layout(), wanted) as given:
         chosen = given.table.columns(wanted, wanted)
         columns = Columns(chosen, keep=False, task=task)
-        rows = reading.rows_of(given.table, columns, _refuse)
+        rows = reading.rows_of(given.table, columns, readers.refuse)
         examples = [row.example for row in islice(rows, MOST_TEXTS)]
         is_cut = next(rows, None) is not None
     name = Path(path).name
@@ -277,10 +278,6 @@ def _file(config: AnalyzeConfig, opened: Opened) -> Material:
         return _encoded(examples, task, opened)
 
     return Material(name, (INPUT,), task, encode)
-
-
-def _refuse(error: DataError) -> None:
-    raise error
 
 
 def _encoded(examples: Sequence[Any], task: Task, opened: Opened) -> Split:

@@ -39,7 +39,6 @@ class Closing:
     """Counts answers as they come, in the memory of a few, and tells of them at the end.
 
     Args:
-        task: What the answers are to.
         trained: How many training examples have each label; empty where nobody knows.
         texts: How many training examples there are.
     """

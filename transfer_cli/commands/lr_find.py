@@ -5,7 +5,6 @@ written when all is known, so that there is a whole folder or none.
 """
 
 import contextlib
-import io
 import itertools
 import json
 import logging
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
+from transfer_cli.analysis.pictures import as_png, new_figure
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.build import build
@@ -60,7 +60,7 @@ def find(config: DictConfig, command: str) -> None:
     groups = _rates_of_groups(run, seen.rates[step])
     words = [*_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
     line = typed.then(f"{command} {shlex.join(words)}")
-    picture = as_png(seen, step, groups, f"transfer lr-find {command}")
+    picture = curve_of(seen, step, groups, f"transfer lr-find {command}")
     files = {
         "curve.png": picture,
         "curve.csv": _as_csv(seen).encode(),
@@ -207,31 +207,20 @@ def _page(
     return Page(*blocks, *copied_lines({"files": folder, "next": line}))
 
 
-_DOTS = 110
-"""Dots an inch of the picture."""
-
-
-def as_png(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: str) -> bytes:
+def curve_of(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: str) -> bytes:
     """Return the curve as a picture, with the suggestion marked.
 
     Where layer groups have rates of their own, a second panel shows which.
     """
-    # Without `pyplot`, which keeps every figure and looks for a screen.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     several = len(set(groups.values())) > 1
     heights = [3.4, 0.5 + 0.22 * len(groups)] if several else [3.4]
-    figure = Figure(figsize=(7.5, sum(heights) + 1.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.5, sum(heights) + 1.0)
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_curve(axes[0], seen, suggested)
     figure.suptitle(title, fontsize=11)
     if several:
         _draw_groups(axes[1], seen, suggested, groups)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DOTS)
-    return file.getvalue()
+    return as_png(figure)
 
 
 def _draw_curve(axes: "Axes", seen: RangeTest, suggested: int) -> None:

@@ -28,9 +28,6 @@ def with_files(
     """Return what was typed, with the words of its files of keys before all others.
 
     Args:
-        name: The name of the command.
-        command: The command.
-        request: What was typed.
         values: Plain keys that were given from Python.
     """
     beside = [] if command.typed else [word for word in request.overrides if _is_file(word)]

@@ -33,13 +33,7 @@ _OF_GRAMMAR = re.compile(r"[\\()\[\]{}:=, \t]")
 
 @dataclass(frozen=True)
 class ChosenOptions:
-    """The options that are chosen of a group.
-
-    Args:
-        group: Its folder.
-        names: Those of the options.
-        place: Where they are put.
-    """
+    """The options that are chosen of a group, and where they are put."""
 
     group: str
     names: Sequence[str]
@@ -128,7 +122,6 @@ class PlainKeys:
         """Return a part of a file as it is typed.
 
         Args:
-            part: The part.
             known: Places that have an option.
             raw: Keys whose texts are typed as they are.
         """

@@ -104,7 +104,6 @@ class Renderer:
         """Return a conversation as one text.
 
         Args:
-            messages: The turns.
             tools: What a model can call, as JSON describes it; None: nothing.
             asks: Whether the text ends with what stands before the model's next turn.
         """

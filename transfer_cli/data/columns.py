@@ -107,14 +107,7 @@ def turns_of(names: Collection[str]) -> str | None:
 
 
 def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> Chosen:
-    """Return the columns of a table to read.
-
-    Args:
-        columns: All names, in order.
-        sample: The first rows.
-        asked: What was typed.
-        name: The table's in messages.
-    """
+    """Return the columns of a table to read."""
     text, pair, label = (_at(column, columns) for column in (asked.text, asked.pair, asked.label))
     labels, texts = (
         tuple(str(_at(given, columns)) for given in several)

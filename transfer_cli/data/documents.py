@@ -289,16 +289,6 @@ class HoldOut:
         return floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
 
 
-def lines_that_matter(share: float) -> int:
-    """Return how many lines of a file decide how large the blocks are that are held out of it."""
-    return ceil(HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
-
-
-def count_texts(lines: Iterator[str], enough: int) -> int:
-    """Return how many lines are not empty, counted up to `enough`."""
-    return sum(1 for _ in itertools.islice(filter(str.strip, lines), enough))
-
-
 def hold_out_block(count: int, share: float, blocks: int) -> int:
     """Return the number of lines of a block: fewer in a short text, 0 if the share is no line.
 
@@ -324,7 +314,6 @@ def expand(
     """Return the files of paths, folders and globs, each once.
 
     Args:
-        patterns: The paths, folders and globs.
         suffixes: Of the files of a folder that are read.
         is_one: Whether a folder stands for one file.
     """
@@ -453,7 +442,8 @@ def file_parts(
 
 
 def _count(lines: Lines, enough: int) -> int:
-    return count_texts(lines(), enough)
+    """Return how many lines are not empty, counted up to `enough`."""
+    return sum(1 for _ in itertools.islice(filter(str.strip, lines()), enough))
 
 
 def _digests(paths: Sequence[Path], known: KnownFiles) -> dict[Path, str]:
@@ -481,7 +471,8 @@ def held_out_parts(
     What is held out of a file depends on that file alone. Of several that are all too short to hold
     out a line, and of which none is drawn, each gives the line in its middle.
     """
-    enough = lines_that_matter(share)
+    # More lines do not change how large the blocks are.
+    enough = ceil(HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
 
     def counted(part: TextSplit) -> tuple[int, bool]:
         """Return how many documents a file has, and True, or how many lines, and False."""

@@ -25,8 +25,6 @@ class EncodedGroups:
 
     Attributes:
         lengths: The length of each example's longest sequence.
-        example_of: See `tasks.base.Encoded`.
-        num_cut: How many examples lost tokens.
     """
 
     def __init__(

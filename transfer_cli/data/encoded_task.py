@@ -145,9 +145,7 @@ def encode_texts(
     A text that is too long loses tokens at its end (see `kept`). Special tokens are never cut.
 
     Args:
-        examples: The examples, with a `text` and a `pair`.
         length: The longest input in tokens, special tokens included.
-        direction: The model's, see the table above.
         targets: Further keys of a batch, see `EncodedRows`; None: the examples' labels.
         truncate: Which of two texts loses tokens, see `kept`.
         strict: Whether it is an error if that text would lose all of them; else the other one is

@@ -68,7 +68,6 @@ class LabelRules:
 
         Args:
             counts: How many examples have each label, in the order of their first ones.
-            where: The name of the data in messages.
         """
         names: dict[str, str | None] = {label: label for label in counts}
         if self.merge:

@@ -143,7 +143,6 @@ class Submission:
     Args:
         files: A word in the test file's name -> the name of the file of answers; the first that
             fits counts, and "" fits all.
-        texts: The columns of the texts.
         bounds: The least and the greatest number that an answer may be; None: answers are labels.
     """
 
@@ -202,7 +201,6 @@ class TaskData(ABC):
         """Find the examples, or fetch them, and draw the splits that are not given.
 
         Args:
-            data_dir: The folder of data sets.
             seed: The run's seed, which the drawn splits depend on.
 
         Raises:

@@ -149,9 +149,6 @@ def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
 
     Rows above a header hold less than others do, such as a title; a row that is named as columns
     of texts and labels are is one wherever it stands.
-
-    Args:
-        wanted: Names of columns that are asked for.
     """
     if not rows:
         return Beginning()

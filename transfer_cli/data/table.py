@@ -54,7 +54,6 @@ class OpenTable:
     Args:
         name: What to call it in messages.
         names: Of its columns, in order; none if the beginning cannot be read.
-        sample: Its first rows.
         records: Yields the rows, and tells a function of those that cannot be read.
     """
 
@@ -69,7 +68,6 @@ class OpenTable:
         """Return the columns to read; say in one line what was recognised of the table.
 
         Args:
-            asked: What was typed.
             other: The columns of another table, which are taken where this one has them.
         """
         asked = asked.or_like(other, self.names)
@@ -87,11 +85,9 @@ def open_table(path: Path, table_format: str, given: Layout, asked: Wanted) -> I
     """Open the file of a table and look at it.
 
     Args:
-        path: The file.
         table_format: One of `readers.TABLE_FORMATS` or `readers.SHEET_FORMATS`, or `text`: each
             line is a row, and its column is called "text".
         given: What need not be recognised.
-        asked: The columns that are wanted.
     """
     name = str(path)
     if table_format == "parquet":
@@ -343,7 +339,6 @@ def table_records(
 
     Args:
         lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
-        name: What to call the table in messages.
         table_format: One of `TABLE_FORMATS`.
         delimiter: What stands between columns; None: what is usual for the format.
         quotes: One of `QUOTES`; None: what is usual for the format.
@@ -400,7 +395,6 @@ def named_rows(
 
     Args:
         rows: Yields the number and the cells of each row, and tells of those that are broken.
-        name: What to call the table in messages.
         on_error: Receives the fault of each ragged or broken row.
         header: See `table_records`.
         cure: For a row of more or fewer cells than there are columns.

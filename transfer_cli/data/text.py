@@ -101,9 +101,6 @@ class TextData(ABC):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """Find the text, or fetch it, and return its splits: `train`, and those that there are.
 
-        Args:
-            only: See `Only`.
-
         Raises:
             DataError: A file is missing, empty or not readable.
         """

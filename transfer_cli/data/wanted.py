@@ -43,12 +43,7 @@ class Chosen:
         return Wanted(text, self.pair, label, self.labels, self.texts, self.join)
 
     def joined(self, record: Record, name: str) -> Record:
-        """Return a record with the texts of several columns as one; those that are empty add none.
-
-        Args:
-            record: The row.
-            name: That of the table in messages.
-        """
+        """Return a record with the texts of several columns as one, but for empty ones."""
         if not self.texts:
             return record
         there = [each for each in self.texts if value_of(record, each, name) is not None]

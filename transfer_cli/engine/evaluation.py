@@ -44,7 +44,6 @@ class Portion:
     """Rows that pass through a model at once.
 
     Args:
-        rows: Their numbers.
         is_scored: Which of them count; the others are read to be remembered.
         begins: Whether nothing before them is remembered.
     """
@@ -142,7 +141,6 @@ class Outcome:
     Args:
         index: Its number in the split.
         loss: Summed over its targets, in nats.
-        targets: Its number of targets.
         predicted: The predictions of its task, by name.
     """
 
@@ -358,7 +356,6 @@ def _name_first(
     """Raise an error that names the first row whose tallies are not finite.
 
     Args:
-        split: What is scored.
         finite: The portions of this process, and whether all tallies of each are.
         tallies_of: Scores rows; all processes call it with the same ones.
     """

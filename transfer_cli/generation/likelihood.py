@@ -74,7 +74,7 @@ class Said(NamedTuple):
     best: list[int]
 
 
-Row = TypeVar("Row", Ending, Gap)
+Row = TypeVar("Row", bound=Ending | Gap)
 Found = TypeVar("Found")
 
 
@@ -88,23 +88,14 @@ def score_gaps(model: TransferModel, rows: Sequence[Gap], padding: int, batch: i
     return _batched(rows, batch, lambda some: _read(model, some, padding))
 
 
-def say_endings(
-    model: TransferModel, rows: Sequence[Ending], allowed_V: Tensor, batch: int
+def say(
+    model: TransferModel, rows: Sequence[Ending | Gap], allowed_V: Tensor, padding: int, batch: int
 ) -> list[Said]:
-    """Return what a causal model says at each end, given the right tokens before; see `Said`.
+    """Return what a causal model says at each end, or a masked one at each gap; see `Said`.
 
-    The best token is one of those where `allowed_V` is True.
+    The right tokens before are given. The best token is one of those where `allowed_V` is True.
     """
-    return _batched(rows, batch, lambda some: _said(_read(model, some, 0, allowed_V)))
-
-
-def say_gaps(
-    model: TransferModel, rows: Sequence[Gap], allowed_V: Tensor, padding: int, batch: int
-) -> list[Said]:
-    """Return what a masked model says at each gap; see `say_endings`."""
-    return _batched(
-        rows, batch, lambda some: _said(_read(model, some, padding, allowed_V=allowed_V))
-    )
+    return _batched(rows, batch, lambda some: _said(_read(model, some, padding, allowed_V)))
 
 
 def _said(numbers: Sequence[Tensor]) -> list[Said]:

@@ -68,17 +68,13 @@ class PromptLayout:
         goes_on = self.answer_end is None
         return goes_on and text.endswith(" ") and not self.tokenizer.decode(tokens).endswith(" ")
 
-    def may_end(self) -> int:
-        """Return the special token that may be generated."""
-        return self.tokenizer.sep if self.answer_end is None else self.answer_end
-
     def allowed_tokens(self) -> Tensor:
-        """Return `[V]`, True at tokens of text and at `may_end`."""
+        """Return `[V]`, True at tokens of text and at the special one that ends it."""
         size = self.tokenizer.size
         # Some ids may belong to no token.
         allowed_V = torch.tensor([bool(piece) for piece in self.tokenizer.pieces(range(size))])
         allowed_V[sorted(self.tokenizer.special)] = False
-        allowed_V[self.may_end()] = True
+        allowed_V[self.tokenizer.sep if self.answer_end is None else self.answer_end] = True
         return allowed_V
 
 

@@ -32,7 +32,6 @@ class Template:
 
     Args:
         item: Its text, with `{text}`, perhaps `{pair}`, and `{label}` where the answer stands.
-        head: What stands before all items.
         separator: What stands between two of them.
     """
 

@@ -168,7 +168,6 @@ class Family(ABC):
     """A family whose models are read and written; no other code asks which family it is.
 
     Attributes:
-        name: What people call it.
         model_type: What `config.json` calls it.
         base_model: What `config.json` calls a model without a head.
         prefix: The prefix of the backbone's tensors in a model with a head; "": there is none.

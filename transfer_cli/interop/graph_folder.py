@@ -38,7 +38,6 @@ class GraphFolder:
         description: Of the model; its edits are in the graph.
         segments: How many it tells apart.
         length: How many tokens of a text it reads.
-        outputs: Their names.
         mean: What was added to the head's outputs, and
         scale: what they were multiplied by before, to be answers that need nothing else.
     """

@@ -42,7 +42,6 @@ def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
     """Return the shape of a masked language model beside a model of this shape.
 
     Args:
-        shape: The larger model's.
         width: The share of its heads, which stay as wide as they are, and so of its width.
         depth: The share of its blocks.
 

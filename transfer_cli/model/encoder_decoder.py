@@ -83,8 +83,6 @@ class EncoderDecoder(Backbone):
         """Return the L + 1 hidden states of the decoder, each `[B, T, D]`; see `Backbone`.
 
         Args:
-            tokens_BT: The target so far.
-            mask_BT: True at real tokens.
             segment_BT: Not read: there are two stacks.
             source: What it is written from; it is encoded if it has no states yet.
             given: As in `Backbone.forward`.

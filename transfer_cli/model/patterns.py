@@ -36,7 +36,6 @@ class AttentionPattern(nn.Module, ABC):
         """Return the attention inputs of each kind of block.
 
         Args:
-            mask_BT: True at real tokens.
             padded: Whether it is False anywhere.
             cached: Number of earlier positions in the cache; with a cache there is no padding.
             prefix_B: The length of each sequence's prefix, see `prefix_mask`; None: there are no

@@ -24,7 +24,6 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
     """Return the shape of a model that has these blocks of a model alone.
 
     Args:
-        shape: Of the model.
         layers: Their numbers, from 0 and ascending.
 
     Raises:

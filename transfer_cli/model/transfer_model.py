@@ -69,7 +69,6 @@ class LayerGroup:
         name: "embeddings", "block.0", ..., "added.0", ..., "head.class"; with two stacks
             "encoder.block.0", ..., "decoder.block.0", ...
         depth: 0 for the embeddings, L + 1 for heads and added modules.
-        parameters: Full names of its parameters.
         inherited: Whether all of them came from the pretrained weights.
     """
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import IGNORE, Batch, size
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums, size
 from transfer_cli.data.split import TextStats
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives import confidence
@@ -77,9 +77,7 @@ class Answering(Objective):
         """Return the sum of `losses`."""
         return {"loss": self.losses(self.outputs(model, batch, encoded), batch).sum()}
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return `tallies`."""
         return self.tallies(self._once(model, batch, encoded), batch)
 
@@ -177,9 +175,7 @@ class UnitObjective(Answering):
         results = {"scores": scores, "target": target}
         return ExampleResults(self.losses(outputs, batch), self.targets(batch), results)
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return `tallies`, and of a finished run how far its probabilities can be believed."""
         sums = super().metric_sums(model, batch, encoded)
         fitted = getattr(self.info.task, "fitted", {})
@@ -200,9 +196,7 @@ class UnitObjective(Answering):
         """Return the tallies that are `counted`, and those of confidence."""
         return super().tables(totals) | confidence.tables(totals)
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return the means of the tallies, and the measures of confidence."""
         return super().compute_metrics(totals, counts, text) | confidence.measures(totals)
 

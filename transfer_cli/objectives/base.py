@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, is_padded, view_of
+from transfer_cli.batch import Batch, Counts, Sums, is_padded, view_of
 from transfer_cli.data.split import Dataset, Split, TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import SourceText
@@ -41,7 +41,6 @@ class TaskInfo:
     """The facts of a run that an objective gets before it is used.
 
     Args:
-        vocabulary: The run's tokenizer.
         labels: Class names of its data; empty for text without labels.
         name: The name of the loss: "main", or the user's name for a further one.
         task: The task of its data (`tasks.base.Task`); None: text without labels.
@@ -81,13 +80,7 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prediction to look at: lists are tokens, texts are labels.
-
-    Args:
-        tokens: The input.
-        target: The right answer.
-        prediction: The model's answer.
-    """
+    """A prediction to look at: lists are tokens, texts are labels."""
 
     tokens: list[int]
     target: list[int] | str
@@ -329,7 +322,6 @@ class Objective(ABC):
         """Return the task of the main data as it has them encoded, by default as it is.
 
         Args:
-            task: See `TaskInfo`.
             words: Words for labels that are none themselves, as the data say.
             lines: Whether the model was pretrained on lines, as in `data.corpus`.
             before_text: The token that it reads before other texts; None: none.
@@ -390,9 +382,7 @@ class Objective(ABC):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term's loss, summed over them."""
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return the sums, "loss" among them, that an evaluation adds up over batches."""
         return self.loss_sums(model, batch, encoded)
 
@@ -429,9 +419,7 @@ class Objective(ABC):
         """Return tables of counts, by name, from summed tallies."""
         return {}
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return the measures of a split from its summed tallies and counts.
 
         By default these are the tallies but tables, divided by the count of "loss".
@@ -463,7 +451,6 @@ class Loss:
 
     Args:
         name: "main", or the user's name for a further loss.
-        objective: Computes it.
         stream: The stream of batches that it reads.
         weight: Its weight, or the weight at each step.
     """

@@ -171,7 +171,6 @@ class _Text:
 
         Args:
             values: Log-probabilities of the candidates of each open beginning, best first.
-            tokens: The candidates.
         """
         if not self.open:
             return []

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, view_of
+from transfer_cli.batch import Batch, Counts, Sums, view_of
 from transfer_cli.data.split import Split, TextStats
 from transfer_cli.errors import ConfigError, RunError, one_of
 from transfer_cli.model.backbone import Backbone
@@ -82,9 +82,7 @@ class BesideMainHead(Objective, Generic[Main]):
     def pooling_of(self, model: TransferModel) -> Pooling | None:
         return self.main.pooling_of(model)
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return the mean over the terms, and each; terms that count nothing are left out."""
         means = {term: float(totals[term]) / count for term, count in counts.items() if count}
         losses = {f"loss/{term}": mean for term, mean in means.items()}

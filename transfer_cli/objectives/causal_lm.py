@@ -4,14 +4,13 @@ Legend: B batch, T positions.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.shape import Settled
@@ -55,9 +54,7 @@ class CausalLM(LanguageModel):
         """Return `[B, T]`, True at every real token, including the classification token."""
         return batch["mask"]
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return the loss, and how many targets have the largest logit, from the same logits."""
         right = torch.zeros((), dtype=torch.int64, device=batch["target"].device)
 
@@ -77,9 +74,7 @@ class CausalLM(LanguageModel):
             return results
         return replace(results, predicted=self.predictions(model, batch, encoded))
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return loss and perplexities; with a text's counts also by word and by byte.
 
         Words are counted as in Merity et al. 2017: one for each space-separated word and one for

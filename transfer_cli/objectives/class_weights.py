@@ -26,7 +26,6 @@ class ClassWeights:
     """The weights of classes, or of examples, on the host and where a step computes.
 
     Args:
-        by_label: The weight of each label.
         weights: In the order of the numbers of classes, or examples.
     """
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.batch import Batch, size
+from transfer_cli.batch import Batch, Counts, Sums, size
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
@@ -45,7 +45,6 @@ def highest_learnt_from(annealing: Annealing, progress: float, classes: int) -> 
     Args:
         annealing: Its form. exp is for few labels, which are soon known by heart.
         progress: How much of the run is over, in [0, 1].
-        classes: C.
     """
     share = {
         "log": 1 - math.exp(-5 * progress),
@@ -155,9 +154,7 @@ class Classification(SequenceObjective):
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
         return [(names[wanted], names[predicted]) for wanted, predicted in both]
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return loss, accuracy, error rate in percent, macro-F1 and each class's accuracy."""
         if "labels" in totals:
             right, given, predicted = totals["labels"].double()

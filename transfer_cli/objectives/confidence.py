@@ -52,10 +52,6 @@ def fit_temperature(scores: Tensor, target: Tensor) -> float:
 
     The loss is convex in 1 / T, so its slope has one root, which bisection finds between bounds.
     L-BFGS would have none where all answers are right.
-
-    Args:
-        scores: See `judged`.
-        target: See `judged`.
     """
     is_unit = target != IGNORE
     scores_NC, target_N = scores[is_unit].double(), target[is_unit].long()
@@ -79,11 +75,6 @@ def fit_threshold(confidence_N: Tensor, right_N: Tensor, promised: float) -> flo
 
     It is right by the lower bound of the 95 % Wilson interval, and halfway between two answers, so
     that rounding decides nothing.
-
-    Args:
-        confidence_N: Of each answer.
-        right_N: Whether it is right.
-        promised: The share.
     """
     order = confidence_N.argsort(descending=True, stable=True)
     sure = confidence_N[order].tolist()

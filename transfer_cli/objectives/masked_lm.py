@@ -4,7 +4,7 @@ Legend: B batch, T positions, W words.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
@@ -114,9 +114,7 @@ class MaskedLM(LanguageModel):
             selected_BT = self._tokens(eligible_BT, select_BT)
         return selected_BT, action_BT, token_BT
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return loss and masked-token perplexity, which is not a likelihood of the text."""
         mean = float(totals["loss"]) / counts["loss"]
         return {"loss": mean, "masked_token_perplexity": exponential(mean)}

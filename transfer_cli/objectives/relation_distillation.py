@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, Counts, Sums
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric
@@ -117,9 +117,7 @@ class RelationDistillation(WithTeachers):
             sums[name] = divergence.sum() / log_p.shape[1]
         return sums
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return each relation's divergence a token, and as the loss their sum."""
         means = {name: float(totals[name]) / counts[name] for name in self.relations}
         return {"loss": sum(means.values()), **means}

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, at_rows, rows_compared, rows_with_target
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums, at_rows, rows_compared, rows_with_target
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, raised_as
 from transfer_cli.metrics import LOSS, Metric, perplexity
@@ -198,9 +198,7 @@ class ReplacedTokens(Objective):
         sums, _, _ = self._pass(model, batch)
         return sums
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return both terms, the number of replaced tokens, and of detection its answers counted.
 
         `answers` is `[2, BINS]`: how many original and replaced tokens got which logit.
@@ -215,9 +213,7 @@ class ReplacedTokens(Objective):
         answers.index_add_(0, bin_N + BINS * replaced_N, torch.ones_like(bin_N))
         return {**tallies, "answers": answers.view(2, BINS)}
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return the measures, see `declared_metrics`."""
         means = {term: float(totals[term]) / max(1, counts[term]) for term in self.weights}
         loss = sum(float(totals[term]) for term in self.weights) / max(1, counts[self.term])

@@ -43,7 +43,6 @@ class Continued:
     Args:
         model: With the head of a language model.
         tokens_RT: Contexts; what stands from `begin_R` on is not read.
-        segment_RT: Their segments.
         begin_R: The length of each.
         most: Tokens that follow, at most.
         prefix_R: See `Backbone.forward`.
@@ -87,7 +86,6 @@ class Continued:
         """Read a token more of some texts, and return the logits of what follows, `[N, V]`.
 
         Args:
-            tokens_N: The tokens.
             rows_N: The texts, by their places in the pass before; None: all of them, in order.
         """
         self._read += 1

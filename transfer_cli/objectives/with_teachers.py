@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, at_rows, rows_compared, rows_with_target
+from transfer_cli.batch import Batch, Counts, Sums, at_rows, rows_compared, rows_with_target
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, listed
 from transfer_cli.metrics import LOSS, Metric
@@ -211,9 +211,7 @@ class DistilLM(WithTeachers):
         own = self.language_model.loss_sums(model, batch, encoded)
         return own | self._compared(model, batch, encoded)
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         own = self.language_model.metric_sums(model, batch, encoded)
         return own | self._compared(model, batch, encoded)
 
@@ -240,9 +238,7 @@ class DistilLM(WithTeachers):
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         return self.language_model.samples(model, batch, encoded)
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return the language model's measures, and how far from its teachers a student is."""
         measures = self.language_model.compute_metrics(totals, counts, text)
         further = [term for term in self.weights if term != "loss"]

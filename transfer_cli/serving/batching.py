@@ -60,7 +60,6 @@ class Worker:
 
     Args:
         wait_s: How long a text waits for others at most, while the model has nothing to do.
-        most_waiting: How many texts may wait.
         on_batch: Told how many texts have been answered, and in how many seconds.
     """
 

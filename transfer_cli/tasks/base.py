@@ -53,7 +53,6 @@ class Encoded(Dataset, Protocol):
     """Rows of tokens by number. `data.encoded_task.EncodedRows` is one, with one sequence in a row.
 
     Attributes:
-        examples: The examples.
         lengths: Every row's length in tokens.
         example_of: The number of the example that each row belongs to.
         num_cut: How many examples lost tokens.
@@ -70,8 +69,6 @@ class Result:
     """The result of an example in `items.jsonl`.
 
     Args:
-        expected: The right answer.
-        predicted: The model's answer.
         probability: The model's probability of it; 0 if it gives none.
         score: How right the answer is, from 0 to 1; None: 1 if both are equal, else 0.
     """
@@ -243,10 +240,7 @@ class Task(ABC):
         """Return examples as tokens, with targets if they have labels.
 
         Args:
-            examples: The examples.
-            tokenizer: The model's.
             length: The longest row in tokens, special tokens included.
-            direction: The model's.
         """
 
     @property
@@ -270,8 +264,6 @@ class Task(ABC):
         """Return the answer to an example from all its rows: JSON that `combine` takes.
 
         Args:
-            data: The examples, encoded.
-            example: The number of the example.
             rows: `Objective.predictions` for its rows, in order.
         """
 
@@ -283,7 +275,6 @@ class Task(ABC):
         """Return measures of complete answers, which are no sums over rows.
 
         Args:
-            data: The examples, encoded.
             rows: The rows of each scored example, by its number; see `result`.
         """
         return {}
@@ -298,7 +289,6 @@ class Task(ABC):
         It is asked once, at the end of a run whose objective says `fits_answers`.
 
         Args:
-            data: The validation examples, encoded.
             rows: The rows of each, by its number; see `result`.
         """
         return {}
@@ -309,7 +299,6 @@ class Task(ABC):
         They can if it has the same task, and the same labels in any order.
 
         Args:
-            other: The task of the other run.
             first: The name of this run.
             path: The name of the other run.
         """
@@ -409,7 +398,6 @@ def mean_by_label(
     """Return the mean of several runs' numbers for each label, in the order of `labels`.
 
     Args:
-        labels: The names.
         parts: Each run's own order of the same names, and its numbers.
     """
     mean_C = np.zeros(len(labels))
@@ -428,11 +416,9 @@ def no_better(
     """Return why nothing was learnt, where a measure is no better than a constant one, or None.
 
     Args:
-        measure: Its name.
         value: What a run reached on training examples.
         than: How the constant is reached, such as "always answering X".
         constant: What is reached so.
-        cure: What to do.
     """
     if value > constant + MARGIN:
         return None
@@ -447,8 +433,6 @@ def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -
 
     Args:
         node: The config node of its class. Older models, and published ones, have labels alone.
-        labels: Names of its classes.
-        key: The node's name in messages.
     """
     if node is None and not labels:
         return None

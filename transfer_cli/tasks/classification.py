@@ -241,13 +241,7 @@ class _Sparse:
 def _sparse_rows(
     examples: Sequence[Example], numbers: dict[str, int], rarity: Sequence[float]
 ) -> _Sparse:
-    """Return texts as rows of tf-idf, each of length 1.
-
-    Args:
-        examples: The texts.
-        numbers: Of the terms that are known.
-        rarity: Of each of these.
-    """
+    """Return texts as rows of tf-idf, each of length 1."""
     columns, values, starts = list[int](), list[float](), list[int]()
     for example in examples:
         counts = Counter(numbers[term] for term in _terms(example) if term in numbers)

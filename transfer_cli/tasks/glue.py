@@ -31,10 +31,8 @@ class _Files:
     Args:
         answers: The name of the file of answers to its test set; see `Submission.files`.
         texts: The columns of the texts, by name; by number where there is no header.
-        label: That of the label.
         labels: All labels; none: the label is a number.
         judged_by: The measure that the benchmark takes, see `ClassificationTask`.
-        splits: The file of each split.
         left_out: A label whose rows are left out: its annotators did not agree.
         may_be_short: Whether rows that lack columns are left out, and not refused.
     """

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, Counts, Sums
 from transfer_cli.data.columns import is_yes, parts_of
 from transfer_cli.data.encoded_task import all_known
 from transfer_cli.data.label_names import joined_by, look_over
@@ -500,9 +500,7 @@ class Multilabel(SequenceObjective):
         names = zip(self.info.labels, chosen_C, strict=True)
         return SEPARATOR.join(name for name, is_chosen in names if is_chosen)
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return loss, F1 of all decisions, of each label and on average, exact match."""
         right_C, surplus_C, missing_C, _ = totals["decisions"].double()
         wrong_C = surplus_C + missing_C

@@ -267,7 +267,6 @@ class LabelledFiles(LabelledSource):
         """Return the examples in files, by split; labels are those of the first split.
 
         Args:
-            paths: The files of each split.
             own: The columns of the table that a run was trained on.
         """
         splits = {
@@ -290,11 +289,7 @@ class LabelledFiles(LabelledSource):
         return self.examples(self.paths)
 
     def whole(self, own: Wanted) -> LabelledData:
-        """Return all examples of the training files as one split, `input`, to score a run on.
-
-        Args:
-            own: The columns of the table that the run was trained on.
-        """
+        """Return all examples of the training files as one split, `input`, to score a run on."""
         files = self.files_of(self.train, INPUT)
         data = self.examples({INPUT: files}, own)
         part_of = {INPUT: Whole(listed(files, 1), len(data.splits[INPUT]), ()), **data.part_of}
@@ -350,7 +345,6 @@ def hold_out(
         strata: The number of each example's stratum, such as its label.
         share: The share to hold out, in (0, 1).
         seed: The run's; the draw depends on nothing else.
-        where: The data's name in messages.
         keys: Of each example; None: all differ.
     """
     units, counts = _units(strata, keys, derive(seed, "validation split"))
@@ -461,9 +455,6 @@ def say_overlap(
     It warns where these are most of the smaller split.
 
     Args:
-        splits: Their examples.
-        keys: And the key of each.
-        where: The data's name in messages.
         texts: Returns the texts of an example, the one to show first.
     """
     for small, large, shared in equal_texts.overlaps(keys):

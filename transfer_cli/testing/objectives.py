@@ -38,7 +38,6 @@ def check_objective(objective: Objective, info: TaskInfo, batch: Batch) -> None:
     """Check every claim of this module.
 
     Args:
-        objective: Any objective, not yet bound.
         info: What it would be told about a run.
         batch: Two examples or more, of different lengths, not yet prepared.
     """

@@ -29,10 +29,8 @@ def check_plan(
     """Check that a plan is a function of the layer groups and divides any run.
 
     Args:
-        plan: What `adaptation.plan` would be.
         models: Layer groups of models that it is for, by what they are; none: `example_models`.
         total: Steps of a run for which its stages are short enough.
-        steps_per_epoch: Of that run.
     """
     for what, groups in (models or example_models()).items():
         with raised_as(AssertionError, f"{what}: ", AssertionError, TransferError):
@@ -109,7 +107,6 @@ def check_layer_scale(scale: LayerScale, names: Sequence[str] | None = None) -> 
     """Check that a layer scale gives every layer group of any model a rate above 0.
 
     Args:
-        scale: What `adaptation.layer_scale` would be.
         names: Names of the groups of a model that it is for, from the bottom to the top, with one
             for each depth; none: models of 1, 3 and 16 blocks.
     """

@@ -72,8 +72,6 @@ def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) 
     """Return scores of a split, beside them those of what training has not seen, if it has some.
 
     Args:
-        scores: Of the split.
-        split: The split.
         score: Scores a part of it; all processes call this.
     """
     if not split.seen:

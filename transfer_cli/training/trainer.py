@@ -89,8 +89,6 @@ class FinalMeasures:
     """What the best weights of a run do on validation and test.
 
     Args:
-        scores: By split.
-        items: What became of their examples.
         failed: Why the run came to nothing; None when it did not.
     """
 

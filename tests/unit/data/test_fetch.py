@@ -164,18 +164,12 @@ def test_what_was_received_is_kept_when_no_address_goes_on(tmp_path):
     assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:300_000]
 
 
-def test_a_wrong_beginning_is_fetched_anew(tmp_path):
-    (tmp_path / "file.bin.part").write_bytes(b"<html>please log in</html>")
-
-    with serve() as server:
-        path = fetch(remote(server.address), tmp_path)
-
-    assert path.read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("size", [0, len(CONTENT), len(CONTENT) + 5])
-def test_a_beginning_of_any_size_ends_as_the_right_file(tmp_path, size):
-    (tmp_path / "file.bin.part").write_bytes((CONTENT + b"extra")[:size])
+@pytest.mark.parametrize(
+    "begun", [b"", CONTENT, CONTENT + b"extra", b"<html>please log in</html>"],
+    ids=["empty", "whole", "longer", "wrong"],
+)  # fmt: skip
+def test_whatever_has_begun_ends_as_the_right_file(tmp_path, begun):
+    (tmp_path / "file.bin.part").write_bytes(begun)
 
     with serve() as server:
         path = fetch(remote(server.address), tmp_path)

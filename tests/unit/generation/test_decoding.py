@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.adaptation.edits import IA3, GatedPrefix, LoRA, PALs, ParallelAdapters
-from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
+from transfer_cli.data.tokenizer_recipes import BytePairs
 from transfer_cli.errors import RunError
 from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.generation.prompt_layout import PromptLayout
@@ -261,11 +261,6 @@ def test_the_largest_random_number_finds_a_token_that_can_be_drawn(monkeypatch):
 
 TEXT = 'the cat sat on the mat , the cats are sitting ; a naïve 🙂 cat said " mew " .'
 LETTERS = "ab\n."
-
-
-@pytest.fixture(scope="module")
-def word_pieces():
-    return WordPiece(size=60).make(lambda: iter([TEXT] * 20))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 import torch
 
-from tests.published import HARD_TEXT, TEXT, byte_pairs, reference
+from tests.published import HARD_TEXT, TEXT, byte_pairs, reference, unigram_backend
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.commands.export.export import _merged
@@ -35,17 +35,7 @@ MODELS = {
 
 def unigrams(folder):
     """Write T5's kind of tokenizer; return its size."""
-    backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
-    backend.normalizer = tokenizers.normalizers.NFKC()
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Metaspace()]
-    )
-    backend.decoder = tokenizers.decoders.Metaspace()
-    trainer = tokenizers.trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=SPECIAL, unk_token=SPECIAL[2],
-        show_progress=False,
-    )  # fmt: skip
-    backend.train_from_iterator(TEXT * 3, trainer)
+    backend = unigram_backend(SPECIAL)
     backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(9))])
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]

@@ -6,6 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
+from tests.tiny import sums
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import VIEWS, CrossView, SliceHeads
@@ -27,10 +28,6 @@ def at_work(data=None, main=Classification, **options):
     tiny.lively(model)
     batch = (data or tiny.Questions()).batch(np.arange(6))
     return main, objective, model, objective.prepare(batch, NOISE)
-
-
-def sums(objective, model, batch):
-    return objective.loss_sums(model, batch, Encoding(model, batch))
 
 
 def seen(tokens, mask):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.tiny import sums
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.probes import probed
@@ -35,10 +36,6 @@ def at_work(*, direction="bidirectional", own=None, theirs=None, **options):
     objective.set_teachers([teacher])
     data = tiny.Questions(causal=direction == "causal", examples=6)
     return objective, student, with_facts(tiny.all_of(data))
-
-
-def sums(objective, model, batch):
-    return objective.loss_sums(model, batch, Encoding(model, batch))
 
 
 @KINDS

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
+from tests.tiny import sums
 from transfer_cli.batch import IGNORE, with_facts
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError
@@ -37,10 +38,6 @@ def at_work(mode="detect", *, shape=None, **options):
     model = tiny.model(objective, direction="bidirectional", **(shape or {})).eval()
     tiny.lively(model)
     return objective, model, prepared(objective)
-
-
-def sums(objective, model, batch):
-    return objective.loss_sums(model, batch, Encoding(model, batch))
 
 
 def measured(objective, model, batch):

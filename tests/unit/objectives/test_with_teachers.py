@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
+from tests.tiny import sums
 from tests.unit.tasks.test_seq2seq import PAIRS, TOKENIZER
 from transfer_cli.batch import with_facts
 from transfer_cli.data.split import TextStats
@@ -45,10 +46,6 @@ def at_work(kind=MaskedLM, *, teachers=1, options=None, depth=3, **changes):
     data = tiny.Questions(causal=direction == "causal", examples=6)
     noise = ExampleNoise(0, "train", 0)
     return objective, student, with_facts(objective.prepare(tiny.all_of(data), noise))
-
-
-def sums(objective, model, batch):
-    return objective.loss_sums(model, batch, Encoding(model, batch))
 
 
 @BOTH

@@ -176,7 +176,6 @@ def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) ->
     Args:
         train: Standardised states `[N, K, D]`.
         stopped_on: Others, which stop it.
-        seed: Of the order.
     """
     layers, width = train.states.shape[1:]
     raw_K = torch.zeros(layers, requires_grad=True)

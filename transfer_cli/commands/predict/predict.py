@@ -383,7 +383,6 @@ class Earlier:
 
     Args:
         partial: The file; None: there is none.
-        answers: Writes its format.
     """
 
     def __init__(self, partial: Path | None, answers: Answers) -> None:

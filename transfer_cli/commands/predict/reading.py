@@ -219,8 +219,6 @@ def all_opened(
     """Look at all files, so that a misfit is found at once, and open each in its turn.
 
     Args:
-        names: The files.
-        opened: Opens one of them.
         choose: Returns its columns, given those of the first one; they are to be the same.
     """
     with opened(names[0]) as first:

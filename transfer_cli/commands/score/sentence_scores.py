@@ -11,7 +11,7 @@ from transfer_cli.assembly.finished_run import Trained
 from transfer_cli.data.cloze import GAP, ClozeExample, MinimalPair
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
-from transfer_cli.generation.likelihood import Ending, Gap, Said, say_endings, say_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, Said, say
 from transfer_cli.generation.prompts import ending_of
 from transfer_cli.generation.sentences import (
     JudgedPair,
@@ -126,12 +126,8 @@ class WordAsker:
 
     def ask(self, rows: Sequence[Ending | Gap]) -> list[Said]:
         """Return what the model says of each word."""
-        model, allowed_V = self._trained.model, self._allowed_V
-        if self._is_causal:
-            endings = [row for row in rows if isinstance(row, Ending)]
-            return say_endings(model, endings, allowed_V, self._batch)
-        gaps = [row for row in rows if isinstance(row, Gap)]
-        return say_gaps(model, gaps, allowed_V, self._tokenizer.pad, self._batch)
+        model, padding = self._trained.model, self._tokenizer.pad
+        return say(model, rows, self._allowed_V, padding, self._batch)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""

@@ -57,7 +57,6 @@ def messages_of(turns: object, where: str) -> list[Message]:
 
     Args:
         turns: Objects with `role` and `content`, or `from` and `value`; what else there is stays.
-        where: Their place, for messages.
     """
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
         raise DataError(f"{where} is {json_kind(turns)}, expected a list of turns.")
@@ -99,10 +98,8 @@ def conversation_of(record: Record, text: str, label: str, name: str) -> ChatExa
     """Return the conversation in a row.
 
     Args:
-        record: The row.
         text: The column of its turns, or of a question.
         label: The column of the answer; where it is the same, there is none of its own.
-        name: The table's in messages.
     """
     where, fields = f"{name}, line {record.line}", record.fields
     turns = value_of(record, text, name)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data.chat_template import ASSISTANT, ChatTemplate, Renderer, Span, answers_in
 from transfer_cli.data.columns import other_data, turns_of
 from transfer_cli.data.encoded_task import EncodedRows, Truncate, in_portions
@@ -198,7 +198,6 @@ class _ChatRow:
 
     Args:
         begin: Where its last answer begins, or what it has to say.
-        given: That answer as a text.
     """
 
     tokens: list[int]
@@ -363,9 +362,7 @@ class SupervisedChat(CausalLM):
         )
         return {"answer": said}
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         loss = float(totals["loss"]) / counts["loss"]
         return {"perplexity": exponential(loss), "loss": loss}
 

@@ -139,7 +139,6 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
 
     Args:
         path: A table or JSON lines; RACE's split is a folder of files with a passage each.
-        chosen: One of `FORMATS`.
     """
     files = [path]
     if path.is_dir():

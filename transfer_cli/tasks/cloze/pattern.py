@@ -102,7 +102,6 @@ def words_of_labels(
 
     Args:
         typed: A word, or a list of words, by label; empty: labels are their own words.
-        labels: All of them.
         key: The key of `typed` in messages.
     """
     unknown = next((name for name in typed if name not in labels), None)
@@ -132,7 +131,6 @@ class _Chunk:
     """A text that is encoded in one piece.
 
     Args:
-        text: The text.
         owners: Whose each of its characters is.
         opening: The token before it, with whose it is; None: there is none.
         is_glued: Whether it follows a word without a space, as a comma does.
@@ -149,8 +147,6 @@ class PatternEncoder:
     """Written examples as tokens, laid out as the texts that the model was pretrained on.
 
     Args:
-        pattern: How they are written.
-        tokenizer: The model's.
         start: The tokens before all.
         end: The tokens behind all.
         line: The token before each line; None: line ends are ordinary text.

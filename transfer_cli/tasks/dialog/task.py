@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data import readers
 from transfer_cli.data.columns import other_data
 from transfer_cli.data.encoded_groups import EncodedGroups
@@ -389,9 +389,7 @@ class NextUtterance(MultipleChoice):
         sums = super().loss_sums(model, batch, encoded)
         return {**sums, "words": self._nats(model, batch, encoded)}
 
-    def metric_sums(
-        self, model: TransferModel, batch: Batch, encoded: Encoding
-    ) -> dict[str, Tensor]:
+    def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return the sums of a choice, the nats of the words, and the F1 of what is generated."""
         sums = super().metric_sums(model, batch, encoded)
         sums["words"] = self._nats(model, batch, encoded)
@@ -399,9 +397,7 @@ class NextUtterance(MultipleChoice):
             sums["f1"] = torch.tensor(self._f1(model, batch))
         return sums
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return hits at 1, those of a guess, the mean rank, perplexity, F1 and the loss."""
         means = super().compute_metrics(totals, counts, text)
         del means["words"]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, size
+from transfer_cli.batch import Batch, Counts, Sums, size
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import CheckpointError, ConfigError, above_zero
 from transfer_cli.metrics import Metric
@@ -235,9 +235,7 @@ class Contrastive(Answering):
         errors_B = self._errors(outputs, batch)
         return ExampleResults(errors_B, self.targets(batch), self.results(outputs, batch))
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         return {ERROR.name: float(totals["loss"]) / max(1, counts["loss"])}
 
     def answer_metrics(self) -> tuple[Metric, ...]:

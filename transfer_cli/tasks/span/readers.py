@@ -27,8 +27,6 @@ class SpanExample:
     """A question, the text that answers it, and the answers that people gave.
 
     Args:
-        question: The question.
-        context: The text.
         answers: Those of several people; none where the text has no answer; None: not known.
         start: The character of the text at which the first answer begins; None where that is not
             known.

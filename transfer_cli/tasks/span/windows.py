@@ -88,9 +88,6 @@ class RowLayout:
         """Return the layout of rows of `length`.
 
         Args:
-            tokenizer: Has the special tokens.
-            direction: The model's.
-            length: The longest row in tokens.
             question: See `RowLayout`; None: a sixth of the length, at most 64.
             step: None: a third of the length, at most 128. With 384 tokens both are BERT's.
         """
@@ -113,10 +110,7 @@ class _Row:
     """A window with its question; see `EncodedSpans`.
 
     Args:
-        tokens: All of them.
         shift: See `EncodedSpans`.
-        window: The batch key.
-        span: The batch key.
     """
 
     tokens: "array[int]"

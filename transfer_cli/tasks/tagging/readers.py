@@ -45,7 +45,6 @@ class TagExample:
     """A text, and a tag for each of its words.
 
     Args:
-        text: The text.
         spans: The characters of each word: the first one, and the one after the last.
         label: The number of each word's tag; None: not known.
     """
@@ -74,8 +73,6 @@ class Sentence:
     """Words with their tags as they stand in a file.
 
     Args:
-        words: The words.
-        tags: A tag for each.
         lines: The line of each word in its file.
         text: What they are cut from, and
         spans: the characters of each word in it; None: nothing but words was given.

@@ -59,7 +59,6 @@ def entities(tags: Sequence[str], *, strict: bool = False) -> list[Entity]:
     before another type.
 
     Args:
-        tags: A tag for each word.
         strict: Leave out those that do not begin with B, as seqeval's strict mode does.
     """
     runs, first, before, kind_before = list[Entity](), 0, OUTSIDE, ""

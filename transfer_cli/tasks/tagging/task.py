@@ -209,7 +209,6 @@ def windows_of(sizes: Sequence[int], room: int, stride: int | None) -> list[tupl
     Args:
         sizes: The pieces of each word, from 1 to `room`.
         room: Most pieces of a window.
-        stride: See `Reading`.
     """
     ends = [0, *accumulate(sizes)]
     windows, first = list[tuple[int, int]](), 0

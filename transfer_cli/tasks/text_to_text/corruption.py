@@ -74,7 +74,6 @@ class Noise(ABC):
         """Return what is read and what is written; no target where nothing is hidden.
 
         Args:
-            tokens: A text.
             marks: Of its vocabulary.
             draws_NC: Uniform numbers, `draws` for each token; further ones change nothing.
         """

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data.columns import source_of
 from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known, specials_around
 from transfer_cli.data.records import Record, text_of
@@ -390,9 +390,7 @@ class PrefixLM(CausalLM):
             prefix_R=batch.get("prefix"), segment=1,
         )  # fmt: skip
 
-    def compute_metrics(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
-    ) -> dict[str, float]:
+    def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         loss = float(totals["loss"]) / counts["loss"]
         right = float(totals["right"]) / counts["loss"]
         return {"perplexity": exponential(loss), "loss": loss, "token_accuracy": right}
