@@ -5,26 +5,26 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_156,
-    "files of the package": 406,
+    "lines of the package": 77_338,
+    "files of the package": 409,
     "modules to read for engine.step": 38,
-    "lines to read for engine.step": 6_836,
+    "lines to read for engine.step": 6_827,
     "modules to read for tasks.classification": 13,
-    "lines to read for tasks.classification": 3_054,
+    "lines to read for tasks.classification": 3_034,
     "modules to read for reports.page": 32,
-    "lines to read for reports.page": 5_570,
+    "lines to read for reports.page": 5_581,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_159,
+    "lines to read for assembly.drawing": 25_072,
     "modules to read for training.train": 185,
-    "lines to read for training.train": 35_391,
-    "modules to read for commands.predict.predict": 109,
-    "lines to read for commands.predict.predict": 23_273,
+    "lines to read for training.train": 35_291,
+    "modules to read for commands.predict.predict": 108,
+    "lines to read for commands.predict.predict": 23_050,
     "circles of imports": 0,
-    "signatures with a config": 66,
+    "signatures with a config": 71,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_327,
+    "lines of tests": 66_420,
     "lines of scripts": 5_323,
-    "lines of documentation": 6_050,
+    "lines of documentation": 6_093,
 }
 
 
