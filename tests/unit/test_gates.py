@@ -24,7 +24,7 @@ BOUNDS = {
     "lines of the example's tagger": 135,
     "lines of tests": 66_420,
     "lines of scripts": 5_323,
-    "lines of documentation": 6_093,
+    "lines of documentation": 6_114,
 }
 
 
