@@ -346,16 +346,16 @@ class Objective(ABC):
         """Return the options that depend on what trains, to be stored with the model."""
         return {}
 
-    def on_data(self, data: Dataset) -> None:  # noqa: B027 - most need none
+    def on_data(self, data: Dataset) -> None:  # noqa: B027 - a hook that few objectives fill
         """Look at the training examples of its stream, before the first step."""
 
-    def on_examples(self, splits: Mapping[str, Split], shape: BackboneShape) -> None:  # noqa: B027 - most need none
+    def on_examples(self, splits: Mapping[str, Split], shape: BackboneShape) -> None:  # noqa: B027 - a hook that few objectives fill
         """Add to the batches of its stream what it knows of each example, before the first step."""
 
-    def on_step(self, progress: float) -> None:  # noqa: B027 - most need none
+    def on_step(self, progress: float) -> None:  # noqa: B027 - a hook that few objectives fill
         """Learn how much of the run is over when a step begins, in [0, 1)."""
 
-    def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need none
+    def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - a hook that few objectives fill
         """Read the starting weights: before the first step, and before a resume loads others.
 
         The model has all edits and is on its training device; `inherited` are the names of the
