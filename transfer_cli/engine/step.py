@@ -454,8 +454,7 @@ class TrainStep:
             if self._clip is not None:
                 nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
             if self._solves:
-                # torch's signature asks for a float; a solver adds its weight decay to the tensor
-                self.optimizer.step(again)  # type: ignore[arg-type]
+                self.optimizer.step(again)  # type: ignore[arg-type]  # a solver takes tensors
             else:
                 self._scaler.step(self.optimizer)
         elif self._scaler.is_enabled():
