@@ -37,9 +37,9 @@ def compose_once(patch):
     def create_defaults_list(repo, config_name, overrides_list, **how):
         typed = Overrides(repo=repo, overrides_list=overrides_list)
         options = [
-            each.input_line
-            for each in overrides_list
-            if each not in typed.config_overrides and not each.is_sweep_override()
+            override.input_line
+            for override in overrides_list
+            if override not in typed.config_overrides and not override.is_sweep_override()
         ]
         key = (config_name, *options, *how.items(), *addresses.of_all(repo))
         if key not in chosen:
@@ -72,8 +72,8 @@ class _Addresses:
     def of_config(self, source, config_path):
         yield source and (source.provider, source.path)
         if _is(source, "file"):
-            found = Path(source.path, source._normalize_file_name(config_path)).stat()
-            yield found.st_mtime_ns, found.st_size
+            status = Path(source.path, source._normalize_file_name(config_path)).stat()
+            yield status.st_mtime_ns, status.st_size
         elif _is(source, "structured"):
             name = source._normalize_file_name(config_path)
             yield self._of_node(ConfigStore.instance()._load(name))
@@ -108,5 +108,5 @@ def _files(folder):
         if entry.is_dir():
             yield from _files(entry.path)
         else:
-            found = entry.stat()
-            yield entry.path, found.st_mtime_ns, found.st_size
+            status = entry.stat()
+            yield entry.path, status.st_mtime_ns, status.st_size

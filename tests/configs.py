@@ -90,8 +90,8 @@ def config(command: str, folder: Path, **changes: Any) -> DictConfig:
 
 def following(run: Path, folder: Path, **changes: Any) -> DictConfig:
     """Return the config of a tiny run that fine-tunes what another one left."""
-    own = {"model": None, "tokenizer": None, "init": "pretrained", "init_from": str(run)}
-    return config("finetune", folder, **{**own, **changes})
+    defaults = {"model": None, "tokenizer": None, "init": "pretrained", "init_from": str(run)}
+    return config("finetune", folder, **{**defaults, **changes})
 
 
 def run(chosen: DictConfig, command: str, path: Path) -> RunDirectory:

@@ -16,7 +16,7 @@ ITEMS = 40
 
 def config(seed: int = 0, **changed: Any) -> dict[str, Any]:
     """Return a config; a changed key is dotted with double underscores: `optimizer__lr`."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "seed": seed,
         "data": {
             "_target_": "transfer_cli.tasks.samples.EmbeddedSample",
@@ -30,11 +30,11 @@ def config(seed: int = 0, **changed: Any) -> dict[str, Any]:
     }
     for name, value in changed.items():
         *folders, last = name.split("__")
-        node = found
+        node = settings
         for folder in folders:
             node = node.setdefault(folder, {})
         node[last] = value
-    return found
+    return settings
 
 
 def write_run(

@@ -139,11 +139,11 @@ def memory_up_to(size_bytes: int) -> Iterator[None]:
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield place
     if isinstance(value, dict):
-        for name, each in islice(value.items(), 60):
-            yield from _places(each, (*place, name))
+        for name, child in islice(value.items(), 60):
+            yield from _places(child, (*place, name))
     elif isinstance(value, list):
-        for number, each in enumerate(value[:5]):
-            yield from _places(each, (*place, number))
+        for number, child in enumerate(value[:5]):
+            yield from _places(child, (*place, number))
 
 
 def _at(value: Any, place: tuple[Any, ...]) -> Any:

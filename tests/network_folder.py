@@ -121,17 +121,17 @@ class _Mounted:
         self.seen.pop(path, None)
 
     def stat(self, path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
-        found = self.path(path, dir_fd)
-        if found is None:
+        mounted = self.path(path, dir_fd)
+        if mounted is None:
             return self.real["stat"](path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
-        self.check(found)
-        if DRAWN.fullmatch(found):
-            return self.real["stat"](found, follow_symlinks=follow_symlinks)
-        when, known = self.seen.get(found, (0.0, None))
+        self.check(mounted)
+        if DRAWN.fullmatch(mounted):
+            return self.real["stat"](mounted, follow_symlinks=follow_symlinks)
+        when, known = self.seen.get(mounted, (0.0, None))
         if known is None or time.monotonic() - when > self.disk.seconds:
-            known = self.real["stat"](found, follow_symlinks=follow_symlinks)
-            if found not in self.mine:  # what it writes itself, it knows
-                self.seen[found] = time.monotonic(), known
+            known = self.real["stat"](mounted, follow_symlinks=follow_symlinks)
+            if mounted not in self.mine:  # what it writes itself, it knows
+                self.seen[mounted] = time.monotonic(), known
         return known
 
     def lstat(self, path: Any, *, dir_fd: int | None = None) -> Any:
@@ -148,20 +148,22 @@ class _Mounted:
             at = f"{at}/{name}"
 
     def listdir(self, path: Any = ".") -> list[str]:
-        found = self.path(path)
-        if found is None:
+        mounted = self.path(path)
+        if mounted is None:
             return self.real["listdir"](path)
-        self.check(found)
-        return self.real["listdir"](path) if DRAWN.fullmatch(found) else sorted(self.names(found))
+        self.check(mounted)
+        return (
+            self.real["listdir"](path) if DRAWN.fullmatch(mounted) else sorted(self.names(mounted))
+        )
 
     def scandir(self, path: Any = ".") -> Any:
-        found = self.path(path)
-        if found is None:
+        mounted = self.path(path)
+        if mounted is None:
             return self.real["scandir"](path)
-        self.check(found)
+        self.check(mounted)
         known = frozenset(self.listdir(path))
         with self.real["scandir"](path) as entries:
-            return _Entries([each for each in entries if each.name in known])
+            return _Entries([entry for entry in entries if entry.name in known])
 
     # --- what is changed -------------------------------------------------------------------------
 
@@ -172,43 +174,43 @@ class _Mounted:
 
     def changing(self, do: Callable[..., Any]) -> Callable[..., Any]:
         def changed(path: Any, *given: Any, dir_fd: int | None = None) -> None:
-            found = self.path(path, dir_fd)
+            mounted = self.path(path, dir_fd)
             try:
-                if found is not None:
+                if mounted is not None:
                     self.forget_closed()
-                    self.parent_of(found)
+                    self.parent_of(mounted)
                 do(path, *given, dir_fd=dir_fd)
             finally:
-                if found is not None:
-                    self.changed(found)
+                if mounted is not None:
+                    self.changed(mounted)
 
         return changed
 
     def moving(self, do: Callable[..., Any]) -> Callable[..., Any]:
         def moved(source: Any, target: Any) -> None:
-            paths = [found for each in (source, target) if (found := self.path(each))]
+            paths = [mounted for end in (source, target) if (mounted := self.path(end))]
             try:
                 do(source, target)
             finally:
                 for path in paths:
                     self.changed(path)
-                    for known in [each for each in self.seen if each.startswith(f"{path}/")]:
+                    for known in [name for name in self.seen if name.startswith(f"{path}/")]:
                         del self.seen[known]
-                    for known in [each for each in self.lists if f"{each}/".startswith(f"{path}/")]:
+                    for known in [name for name in self.lists if f"{name}/".startswith(f"{path}/")]:
                         del self.lists[known]
 
         return moved
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        found = self.path(path, dir_fd)
-        if found is not None and _is_open(found):
-            silly = f"{os.path.dirname(found)}/.nfs{self.real['stat'](found).st_ino:016x}"
-            self.real["rename"](found, silly)
+        mounted = self.path(path, dir_fd)
+        if mounted is not None and _is_open(mounted):
+            silly = f"{os.path.dirname(mounted)}/.nfs{self.real['stat'](mounted).st_ino:016x}"
+            self.real["rename"](mounted, silly)
             self.silly.add(silly)
         else:
             self.real["unlink"](path, dir_fd=dir_fd)
-        if found is not None:
-            self.changed(found)
+        if mounted is not None:
+            self.changed(mounted)
 
     def forget_closed(self) -> None:
         for path in [path for path in self.silly if not _is_open(path)]:
@@ -235,12 +237,12 @@ class _Mounted:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        found = self.path(path, dir_fd)
-        if found is not None:
-            self.opens(found, creates=bool(flags & CREATES))
+        mounted = self.path(path, dir_fd)
+        if mounted is not None:
+            self.opens(mounted, creates=bool(flags & CREATES))
         handle = self.real["open"](path, flags, mode, dir_fd=dir_fd)
-        if found is not None and flags & CREATES:
-            self.changed(found)
+        if mounted is not None and flags & CREATES:
+            self.changed(mounted)
         return handle
 
     def file(self, path: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
@@ -249,14 +251,14 @@ class _Mounted:
                 return io.StringIO(
                     f"{mounts.read()}9 1 0:9 / {self.root[:-1]} rw - nfs4 disk:/ rw\n"
                 )
-        found = self.path(path)
+        mounted = self.path(path)
         writes = bool(set(mode) & set("wax"))
-        if found is not None:
-            self.opens(found, creates=writes)
+        if mounted is not None:
+            self.opens(mounted, creates=writes)
         opened = self.real["file"](path, mode, *given, **named)
-        if found is not None and writes:
-            self.changed(found)
-            self.mine.add(found)
+        if mounted is not None and writes:
+            self.changed(mounted)
+            self.mine.add(mounted)
         return opened
 
     def flock(self, file: Any, how: int) -> None:
@@ -310,8 +312,8 @@ def _is_open(path: str) -> bool:
 
 
 def _handles() -> set[str]:
-    found = set()
+    paths = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
-    return found
+            paths.add(os.readlink(f"/proc/self/fd/{name}"))
+    return paths

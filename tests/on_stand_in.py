@@ -170,8 +170,8 @@ def case(
 
 
 def _whole_name(last_words: str) -> str:
-    (found,) = (name for name in WAITS if name.endswith(f".{last_words}"))
-    return found
+    (whole,) = (name for name in WAITS if name.endswith(f".{last_words}"))
+    return whole
 
 
 def begun(
@@ -188,8 +188,8 @@ def begun(
     if edit is not None:
         edit(model, SPECIAL)
     model.to(device)
-    for each in [objective, *(loss.objective for loss in losses or ())]:
-        each.on_train_start(model, inherited)
+    for listener in [objective, *(loss.objective for loss in losses or ())]:
+        listener.on_train_start(model, inherited)
     data = data or tiny.Questions(causal=model.backbone.causal)
     for loss in losses or ():
         loss.objective.on_data(data)
@@ -221,16 +221,16 @@ class Numbers(tiny.Questions):
     """The same texts with numbers for labels."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        return {**found, "value": found.pop("label").double()}
+        batch = super().batch(indices)
+        return {**batch, "value": batch.pop("label").double()}
 
 
 class Gaps(tiny.Questions):
     """The same texts, whose last token is a gap."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        return {**found, "gap": found["mask"].sum(1) - 1}
+        batch = super().batch(indices)
+        return {**batch, "gap": batch["mask"].sum(1) - 1}
 
 
 class Words(type(tiny.VOCABULARY)):
@@ -253,46 +253,46 @@ class Several(tiny.Questions):
     """The same texts with one label and a place for another."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        label_B = found.pop("label")
-        return {**found, "labels": torch.stack([label_B, torch.full_like(label_B, -1)], 1)}
+        batch = super().batch(indices)
+        label_B = batch.pop("label")
+        return {**batch, "labels": torch.stack([label_B, torch.full_like(label_B, -1)], 1)}
 
 
 class Spans(tiny.Questions):
     """The same texts, each a window of which the second half is asked for."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        del found["label"]
-        last_B = found["mask"].sum(1) - 1
+        batch = super().batch(indices)
+        del batch["label"]
+        last_B = batch["mask"].sum(1) - 1
         first_B = torch.zeros_like(last_B)
         span_B2 = torch.stack([last_B // 2, last_B - 1], 1)
         window_B5 = torch.stack([last_B, first_B, last_B, first_B, last_B], 1)
-        return {**found, "span": span_B2, "window": window_B5}
+        return {**batch, "span": span_B2, "window": window_B5}
 
 
 class Tagged(tiny.Questions):
     """The same texts, of which each token is a word with a tag."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        del found["label"]
-        target_BT = torch.where(found["mask"], found["tokens"] % 2, IGNORE)
-        return {**found, "target": target_BT, "word": target_BT}
+        batch = super().batch(indices)
+        del batch["label"]
+        target_BT = torch.where(batch["mask"], batch["tokens"] % 2, IGNORE)
+        return {**batch, "target": target_BT, "word": target_BT}
 
 
 class Answered(tiny.Questions):
     """The same texts, of which the second half is written."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        del found["label"]
-        prefix_B = found["mask"].sum(1) // 2
-        next_BT = followers(found)
+        batch = super().batch(indices)
+        del batch["label"]
+        prefix_B = batch["mask"].sum(1) // 2
+        next_BT = followers(batch)
         is_source_BT = torch.arange(next_BT.shape[1]) < prefix_B[:, None] - 1
         written = next_BT.masked_fill(is_source_BT, IGNORE)
         segment_BT = torch.zeros_like(next_BT)
-        return {**found, "prefix": prefix_B, "next_tokens": written, "segment": segment_BT}
+        return {**batch, "prefix": prefix_B, "next_tokens": written, "segment": segment_BT}
 
 
 class Turns:
@@ -306,11 +306,11 @@ class Turns:
         return len(self.groups)
 
     def batch(self, indices: Any) -> Batch:
-        found = self.groups.batch(indices)
-        next_BCT = followers(found)
-        is_right_BC = torch.arange(next_BCT.shape[1]) == found["label"][:, None]
+        batch = self.groups.batch(indices)
+        next_BCT = followers(batch)
+        is_right_BC = torch.arange(next_BCT.shape[1]) == batch["label"][:, None]
         said = next_BCT.masked_fill(~is_right_BC[..., None], IGNORE)
-        return {**found, "next_tokens": said, "segment": torch.zeros_like(next_BCT)}
+        return {**batch, "next_tokens": said, "segment": torch.zeros_like(next_BCT)}
 
 
 def followers(batch: Batch) -> torch.Tensor:
@@ -388,11 +388,11 @@ def _evaluated(name: str, device: torch.device) -> Any:
     make, data, shape = OBJECTIVES[name]
     objective = make()
     run = begun(objective, device, data(), shape=shape).go()
-    model, precision, each = run.step.model, run.recipe.precision, EachExample()
+    model, precision, examples = run.step.model, run.recipe.precision, EachExample()
     split = Split("validation", run.data, order=np.arange(9))
-    scores = evaluate(model, objective, split, batch=8, precision=precision, each=each)
+    scores = evaluate(model, objective, split, batch=8, precision=precision, each=examples)
     shown = samples(model, objective, split, count=3, precision=precision)
-    outcomes = [(each.index, each.loss, each.targets) for each in each.gathered()]
+    outcomes = [(outcome.index, outcome.loss, outcome.targets) for outcome in examples.gathered()]
     return run.losses, scores.measures, outcomes, [(s.tokens, s.target) for s in shown]
 
 
@@ -431,12 +431,12 @@ class Taught(tiny.Questions):
     """The same texts with the answers of a teacher."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
+        batch = super().batch(indices)
         shares = torch.rand(len(indices), 3, generator=torch.Generator().manual_seed(1))
         shares = shares / shares.sum(1, keepdim=True)
         is_even_B = torch.from_numpy(indices % 2 == 0)
         members = torch.stack([is_even_B, ~is_even_B], 1)
-        return {**found, "teacher_further": shares, "slices_further": members}
+        return {**batch, "teacher_further": shares, "slices_further": members}
 
 
 FURTHER: dict[str, Callable[[], Objective]] = {
@@ -464,10 +464,10 @@ class TaughtWords(Tagged):
     """The same texts with the answers of a teacher to each word."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        size = (*found["word"].shape, 3)
+        batch = super().batch(indices)
+        size = (*batch["word"].shape, 3)
         shares = torch.rand(size, generator=torch.Generator().manual_seed(1))
-        return {**found, "teacher_further": shares / shares.sum(-1, keepdim=True)}
+        return {**batch, "teacher_further": shares / shares.sum(-1, keepdim=True)}
 
 
 for _name in ("distillation", "distillation of first choices", "consistency under delete"):
@@ -500,8 +500,8 @@ class Paired(tiny.Questions):
     """The same texts as pairs of texts."""
 
     def batch(self, indices: Any) -> Batch:
-        found = super().batch(indices)
-        return {**found, "segment": found["mask"].long(), "pair": found["label"] % 2}
+        batch = super().batch(indices)
+        return {**batch, "segment": batch["mask"].long(), "pair": batch["label"] % 2}
 
 
 BESIDE_MASKED: dict[str, Callable[[], Objective]] = {"sentence pairs": SentencePair}
@@ -555,8 +555,8 @@ def _(device: torch.device) -> list[float]:
     ]
     run = begun(losses[0].objective, device, losses=losses)
     data = {"main": run.data, "text": tiny.blocks(tokens=1100)}
-    streams = {name: Stream(each, StepSampler(len(each), 8, 0)) for name, each in data.items()}
-    sizes = {name: len(each) for name, each in data.items()}
+    streams = {name: Stream(rows, StepSampler(len(rows), 8, 0)) for name, rows in data.items()}
+    sizes = {name: len(rows) for name, rows in data.items()}
     mixture = Mixture(sizes, total=6, steps_per_epoch=3, seed=1)
     loader = StepDataLoader(streams, 8, lambda: 0, mixture)
     return [float(run.step(loader.at(step), step).total) for step in range(6)]
@@ -711,8 +711,8 @@ def _(device: torch.device) -> Any:
 def _(device: torch.device) -> list[Tensor]:
     run = begun(objective := Classification(), device)
     precision = run.recipe.precision
-    found = predictions(run.step.model, objective, run.data, batch=8, precision=precision)
-    return [value for _, each in found for value in each.values()]
+    predicted = predictions(run.step.model, objective, run.data, batch=8, precision=precision)
+    return [value for _, outputs in predicted for value in outputs.values()]
 
 
 @case("text that goes on, with the cache and without it", "_drawn", "decoding.generate")
@@ -852,19 +852,19 @@ def tried(chosen: Case, device: torch.device) -> dict[str, Any]:
     try:
         expected = chosen.compute(torch.device("cpu")) if chosen.on_host else None
         with stand_in.watched(chosen.waits) as met:
-            found = chosen.compute(device)
+            result = chosen.compute(device)
         if chosen.on_host:
-            torch.testing.assert_close(flat(stand_in.on_host(found)), flat(expected), **TOLERANCE)
+            torch.testing.assert_close(flat(stand_in.on_host(result)), flat(expected), **TOLERANCE)
     except Exception as error:
         lines = traceback.format_exception(error)
         return {"error": type(error).__name__, "detail": "".join(lines), "waits": sorted(met)}
     return {"error": None, "detail": "", "waits": sorted(met)}
 
 
-def flat(found: Any) -> list[Tensor]:
+def flat(nested: Any) -> list[Tensor]:
     """Return the numbers of a nested value as tensors."""
-    leaves = torch.utils._pytree.tree_leaves(found)
-    return [torch.as_tensor(each) for each in leaves if isinstance(each, Tensor | float | int)]
+    leaves = torch.utils._pytree.tree_leaves(nested)
+    return [torch.as_tensor(leaf) for leaf in leaves if isinstance(leaf, Tensor | float | int)]
 
 
 if __name__ == "__main__":

@@ -200,8 +200,8 @@ CONFIGS = {
 
 def config_of(family: str, vocabulary: int, **options):
     """Return the config of a small model."""
-    name, own = CONFIGS[family]
-    given = {"vocab_size": vocabulary, **SIZES.get(family, COMMON), **own, **options}
+    name, fields = CONFIGS[family]
+    given = {"vocab_size": vocabulary, **SIZES.get(family, COMMON), **fields, **options}
     if family == "gemma3_text":
         given.setdefault("query_pre_attn_scalar", given["head_dim"])
     return getattr(reference(), f"{name}Config")(**given)

@@ -58,11 +58,11 @@ def write_metrics(
         loss = curve(2.2, 0.3 + end / 100, at, 0.06, draw)
         lines.append({"kind": "train", "step": step, "loss": loss, "rate/head.class": 1e-3 * at})
         if step % 50 == 0:
-            found = {"loss": curve(2.0, 0.35 + end / 90, at, 0.02, draw)}
-            found[measure] = curve(start, end, at, 0.02, draw)
+            measures = {"loss": curve(2.0, 0.35 + end / 90, at, 0.02, draw)}
+            measures[measure] = curve(start, end, at, 0.02, draw)
             if measure == "error_rate":
-                found |= {"accuracy": 1 - found[measure] / 100, "accuracy/ABBR": 0.5}
-            lines.append({"kind": "validation", "step": step, **found})
+                measures |= {"accuracy": 1 - measures[measure] / 100, "accuracy/ABBR": 0.5}
+            lines.append({"kind": "validation", "step": step, **measures})
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     (folder / "metrics.jsonl").write_text(f'{text}{{"kind": "train", "st')
@@ -92,16 +92,16 @@ def classifier(
 ) -> Run:
     """Return a finished run of finetune."""
     draw = drawing(f"{name} {seed}")
-    found = max(0.5, error + draw.gauss(0, 0.4))
-    write_metrics(folder / name, found, measure="error_rate", steps=steps, seed=draw.randrange(999))
+    rate = max(0.5, error + draw.gauss(0, 0.4))
+    write_metrics(folder / name, rate, measure="error_rate", steps=steps, seed=draw.randrange(999))
     trained = TRAINED.get(str(settings.get("adaptation")), 11_995_786)
-    measures = {"error_rate": found, "accuracy": 1 - found / 100, "loss": found / 30}
+    measures = {"error_rate": rate, "accuracy": 1 - rate / 100, "loss": rate / 30}
     return Run(
         folder / name, name, "finetune", FINISHED,
         settings={"data": "trec6", "loop.batch": 32, "model.width": 256, **settings, "seed": seed},
         results=Results.from_json({
             "measures": {"validation": measures, "test": measures},
-            "tables": {"test": {"confusion": confusion(found, labels, draw)}},
+            "tables": {"test": {"confusion": confusion(rate, labels, draw)}},
             "labels": list(labels),
             "examples": {"train": settings.get("data.labelled") or 4907},
             "parameters": {"trainable": trained},
@@ -246,12 +246,12 @@ def language_models(folder: Path) -> Report:
                 end = base - width / 16 + draw.gauss(0, 3)
                 path = folder / f"{optimizer}-{width}-{seed}"
                 write_metrics(path, end, measure="word_perplexity", seed=draw.randrange(99))
-                found = {"word_perplexity": end, "bits_per_byte": math.log2(end) / 5}
+                measures = {"word_perplexity": end, "bits_per_byte": math.log2(end) / 5}
                 runs.append(Run(
                     path, path.name, "pretrain", FINISHED,
                     settings={"data": "wikitext2", **settings, "seed": seed},
                     results=Results.from_json({
-                        "measures": {"validation": found, "test": found},
+                        "measures": {"validation": measures, "test": measures},
                         "tables": {}, "labels": [], "parameters": {"trainable": width * 20_000},
                     }),
                     timing={"seconds": 4000.0 + width, "peak_memory_bytes": 2.4e9},

@@ -66,8 +66,8 @@ def _main(module: str, function: str, folder: str, device: str) -> None:
     from transfer_cli.engine.distributed.watch import process_group
 
     with process_group(torch.device(device), timeout_minutes=1):
-        found = getattr(importlib.import_module(module), function)()
-        torch.save(found, Path(folder) / f"{distributed.rank()}.pt")
+        result = getattr(importlib.import_module(module), function)()
+        torch.save(result, Path(folder) / f"{distributed.rank()}.pt")
 
 
 def _fork(count: int, words: list[str]) -> int:

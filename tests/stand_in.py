@@ -87,7 +87,7 @@ def _autocast(operation: Any) -> Callable[..., Any]:
         kind = torch.get_autocast_dtype(NAME)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             args, kwargs = tree_map_only(
-                Tensor, lambda each: each.to(kind) if each.dtype == torch.float32 else each,
+                Tensor, lambda tensor: tensor.to(kind) if tensor.dtype == torch.float32 else tensor,
                 (args, kwargs),
             )  # fmt: skip
             return operation(*args, **kwargs)
@@ -202,16 +202,16 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check_mixing(func, args, here)
         if _data_decide(func, args):
             _wait(str(func))
-    plain_args, plain = tree_map_only(OnDevice, lambda each: each.held, (args, kwargs))
+    plain_args, plain = tree_map_only(OnDevice, lambda leaf: leaf.held, (args, kwargs))
     if target is not None:
         plain["device"] = torch.device("cpu") if target.type == NAME else target
-    found = func(*plain_args, **plain)
+    result = func(*plain_args, **plain)
     if not goes_there:
-        return args[0] if func is aten.copy_.default else found
+        return args[0] if func is aten.copy_.default else result
     # What was changed in place is what was given, and no tensor of its own.
-    given = {id(each.held): each for each in leaves if isinstance(each, OnDevice)}
+    given = {id(leaf.held): leaf for leaf in leaves if isinstance(leaf, OnDevice)}
     return tree_map_only(
-        Tensor, lambda each: given[id(each)] if id(each) in given else OnDevice(each), found
+        Tensor, lambda leaf: given[id(leaf)] if id(leaf) in given else OnDevice(leaf), result
     )
 
 
@@ -225,9 +225,9 @@ def _check_copy(func: Any, goes_there: bool, crosses: bool, non_blocking: bool) 
 def _check_mixing(func: Any, args: tuple[Any, ...], here: Sequence[Tensor]) -> None:
     takes_scalars = func in TAKE_HOST_SCALARS or torch.Tag.pointwise in func.tags
     takes_scalars = takes_scalars or func._schema.name.startswith("aten::_foreach_")
-    changes_host = func._schema.is_mutable and any(args[0] is each for each in here)
-    if here and (changes_host or not takes_scalars or any(each.dim() for each in here)):
-        shapes = [tuple(each.shape) for each in here]
+    changes_host = func._schema.is_mutable and any(args[0] is tensor for tensor in here)
+    if here and (changes_host or not takes_scalars or any(tensor.dim() for tensor in here)):
+        shapes = [tuple(tensor.shape) for tensor in here]
         _refuse(MixedError(f"{func} in {_caller()}: of its inputs {shapes} lie on the host"))
 
 
@@ -270,6 +270,6 @@ def _caller() -> str | None:
     return None if _in_main_thread() else "a backward pass"
 
 
-def on_host(found: Any) -> Any:
+def on_host(value: Any) -> Any:
     """Return the same with every tensor on the host."""
-    return tree_map_only(OnDevice, lambda each: each.held.detach(), found)
+    return tree_map_only(OnDevice, lambda tensor: tensor.held.detach(), value)

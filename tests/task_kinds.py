@@ -60,22 +60,24 @@ def lines(rows: list[object]) -> str:
 
 def choice(number: int) -> dict[str, object]:
     """Return a question with two to four choices, of which one has a word of its own."""
-    count, own = 2 + number % 3, PLACES[number % 4]
-    others = [each for each in PLACES if each != own][: count - 1]
+    count, place = 2 + number % 3, PLACES[number % 4]
+    others = [other for other in PLACES if other != place][: count - 1]
     right = number % count
-    choices = [*others[:right], f"very {own}", *others[right:]]
-    return {"context": f"the {own} bridge", "question": "it is", "choices": choices, "label": right}
+    choices = [*others[:right], f"very {place}", *others[right:]]
+    return {
+        "context": f"the {place} bridge", "question": "it is", "choices": choices, "label": right,
+    }  # fmt: skip
 
 
 def turn(number: int) -> dict[str, object]:
     """Return a turn whose right reply repeats a word of its last utterance."""
-    own = PLACES[number % 4]
-    others = [f"it is {each} ." for each in PLACES if each != own][: 1 + number % 3]
-    history = ["what is it ?", "a bridge .", f"the {own} bridge ?"][-1 - 2 * (number % 2) :]
+    place = PLACES[number % 4]
+    others = [f"it is {other} ." for other in PLACES if other != place][: 1 + number % 3]
+    history = ["what is it ?", "a bridge .", f"the {place} bridge ?"][-1 - 2 * (number % 2) :]
     return {
         "personality": ["the bridge is here ."],
         "history": history,
-        "candidates": [*others, f"it is very {own} ."],
+        "candidates": [*others, f"it is very {place} ."],
     }
 
 
@@ -123,7 +125,7 @@ KINDS = {
         words=("optimizer.lr=3e-3", "objective.class_weight=balanced"),
         least={"accuracy": 0.9},
         most={"chance": 0.6, "mean_rank": 1.2},
-        labels=frozenset(f"very {each}" for each in PLACES),
+        labels=frozenset(f"very {place}" for place in PLACES),
         shown=("  very red: the red bridge | it is | very red | blue",),
     ),
     "chat": Kind(

@@ -148,14 +148,14 @@ def text(tokens: int = 1000, seed: int = 0) -> EncodedText:
     """Return made text in which each word is mostly followed by one of three others."""
     generator = np.random.default_rng(seed)
     ordinary = VOCABULARY.size - 5
-    found = [VOCABULARY.sep]
+    sequence = [VOCABULARY.sep]
     for _ in range(tokens):
         jump = (
             generator.integers(1, 4) if generator.random() < 0.8 else generator.integers(ordinary)
         )
-        found.append(5 + int(found[-1] * 7 + jump) % ordinary)
+        sequence.append(5 + int(sequence[-1] * 7 + jump) % ordinary)
     return EncodedText(
-        tokens=np.array(found, np.uint16), num_words=tokens // 2, num_bytes=tokens * 3,
+        tokens=np.array(sequence, np.uint16), num_words=tokens // 2, num_bytes=tokens * 3,
         num_lines=1, num_unknown=0, path=Path(),
     )  # fmt: skip
 
@@ -184,10 +184,10 @@ def preset(name: str, **changes: object) -> BackboneShape:
 
 def _values(name: str) -> dict[str, object]:
     """Return the values of a model, those of the one that it extends included."""
-    found = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
-    for base in found.pop("defaults", ()):
-        found = found if base == "_self_" else {**_values(base), **found}
-    return found
+    values = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    for base in values.pop("defaults", ()):
+        values = values if base == "_self_" else {**_values(base), **values}
+    return values
 
 
 def bound(objective: Objective, main: Objective | None = None) -> Objective:

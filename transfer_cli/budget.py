@@ -36,11 +36,11 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> "Budget":
         """Read "90s", "10min", "2h" or "1e17flop"."""
-        found = _AMOUNT.fullmatch(text.strip())
-        if found is None or not 0 < float(found[1]) < math.inf:
+        match = _AMOUNT.fullmatch(text.strip())
+        if match is None or not 0 < float(match[1]) < math.inf:
             raise ConfigError(f"budget: {text!r} is none; write it as 10min, 2h or 1e17flop")
-        unit = "flop" if found[2] == "flop" else "s"
-        return cls(float(found[1]) * _UNITS[found[2]], unit)
+        unit = "flop" if match[2] == "flop" else "s"
+        return cls(float(match[1]) * _UNITS[match[2]], unit)
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ def offers_of(
     law: Callable[[float, float], float],
 ) -> Sequence[Offer]:
     """Return what an amount pays for at each depth, the lowest foreseen loss first."""
-    found = []
+    offers = []
     for depth, price in sorted(prices.items()):
         tokens = tokens_for(amount, price, corpus)
         if tokens >= 1:
             worth = worth_of(tokens, corpus.tokens)
-            found.append(Offer(depth, tokens, worth, law(parameters[depth], worth)))
-    return sorted(found, key=lambda offer: offer.loss)
+            offers.append(Offer(depth, tokens, worth, law(parameters[depth], worth)))
+    return sorted(offers, key=lambda offer: offer.loss)

@@ -134,7 +134,7 @@ def unknown_metric(key: str, name: str, measured: Iterable[str]) -> ConfigError:
 
 def by_preference(declared: Iterable[Metric]) -> list[Metric]:
     """Return the metrics with the headlines first."""
-    return sorted(declared, key=lambda each: not each.headline)
+    return sorted(declared, key=lambda metric: not metric.headline)
 
 
 def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:

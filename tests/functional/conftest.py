@@ -139,11 +139,11 @@ def type_in(monkeypatch):
 def chromium():
     """Return a browser; what needs one is skipped without it, since a package cannot bring it."""
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
         pytest.skip(f"looked for a browser: {', '.join(BROWSERS)}")
     with driver.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -175,8 +175,8 @@ def mylab(tmp_path, monkeypatch):
     _forget_mylab()
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    own = {name: each for name, each in families.families().items() if "mylab" not in name}
-    monkeypatch.setattr(families, "_registry", lambda: own)
+    registry = {name: family for name, family in families.families().items() if "mylab" not in name}
+    monkeypatch.setattr(families, "_registry", lambda: registry)
     importlib.invalidate_caches()
     yield tmp_path
     _forget_mylab()

@@ -37,9 +37,9 @@ MIB = 500
 
 def numbers(config):
     """Return the keys of all numbers that a command takes."""
-    found = flat(OmegaConf.to_container(config, resolve=True))
-    own = [key for key, value in found if type(value) in (int, float)]
-    return sorted({*own, *OPTIONAL})
+    settings = flat(OmegaConf.to_container(config, resolve=True))
+    keys = [key for key, value in settings if type(value) in (int, float)]
+    return sorted({*keys, *OPTIONAL})
 
 
 def check_with(config, key, value, command):

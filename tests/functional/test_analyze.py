@@ -137,15 +137,15 @@ def test_units_are_described_by_contexts_and_properties(analyze, finetuned):
     assert len(every) == content["values"]["units"] == 64
     assert {"position", "label city"} <= content["properties"].keys()
     best = content["properties"]["label city"][0]
-    strengths = [abs(each["correlations"]["label city"]) for each in every]
+    strengths = [abs(row["correlations"]["label city"]) for row in every]
     assert abs(best["correlation"]) == max(strengths)
     assert strengths.index(max(strengths)) == best["unit"]
     for unit in every:
-        values = [each["value"] for each in unit["contexts"]]
+        values = [context["value"] for context in unit["contexts"]]
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
-    shown = {(each["block"], each["unit"]) for each in content["units"]}
-    assert {(each["block"], each["unit"]) for each in content["properties"]["position"]} <= shown
+    shown = {(row["block"], row["unit"]) for row in content["units"]}
+    assert {(row["block"], row["unit"]) for row in content["properties"]["position"]} <= shown
 
 
 # --- agreement -----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_agreement_is_what_score_says_of_the_same_pairs(transfer, analyze, pretr
     assert content["values"]["macro accuracy"] == pytest.approx(
         measures["macro_accuracy"], abs=1e-6
     )
-    assert {each["group"]: each["accuracy"] for each in content["groups"]} == {
+    assert {row["group"]: row["accuracy"] for row in content["groups"]} == {
         "a": measures["accuracy/a"], "b": measures["accuracy/b"],
     }  # fmt: skip
 
@@ -190,10 +190,10 @@ def test_spans_are_probed_with_the_layers_up_to_each(analyze, finetuned):
     content = analyze(finetuned, "edges", *words)
 
     assert "layers up to" in content["printed"]
-    assert [(each["layers_up_to"], each["control"]) for each in content["probes"]] == [
+    assert [(probe["layers_up_to"], probe["control"]) for probe in content["probes"]] == [
         (0, None), (1, None), (0, "random"), (1, "random"),
     ]  # fmt: skip
-    assert all(0 <= each["micro_f1"] <= 1 for each in content["probes"])
+    assert all(0 <= probe["micro_f1"] <= 1 for probe in content["probes"])
     assert content["targets"] == {"train": 40, "chosen_on": 40, "scored": 40}
     assert sum(content["mix"]["shares"]) == pytest.approx(1)
     assert "Edge probes" in Path("page.html").read_text()
@@ -246,9 +246,9 @@ def test_texts_stand_with_their_labels(analyze, finetuned):
 # --- probes --------------------------------------------------------------------------------------
 
 
-def accuracies(found, control):
-    return {each["layer"]: each["accuracy"] for each in found["probes"]
-            if each["control"] == control}  # fmt: skip
+def accuracies(content, control):
+    return {probe["layer"]: probe["accuracy"] for probe in content["probes"]
+            if probe["control"] == control}  # fmt: skip
 
 
 def test_each_layer_of_a_run_is_probed_beside_controls(analyze, finetuned):
@@ -268,10 +268,10 @@ def test_words_are_probed_beside_labels_of_their_types(analyze, pretrained):
     content = analyze(pretrained, "probes", "data=sample_tags", "analysis.probes.layers=[-1]",
                     "analysis.probes.controls=[types]")  # fmt: skip
 
-    (own,) = (each for each in content["probes"] if each["control"] is None)
-    (by_type,) = (each for each in content["probes"] if each["control"] == "types")
-    assert own["layer"] == by_type["layer"] == 1
-    assert own["selectivity"] == pytest.approx(own["accuracy"] - by_type["accuracy"])
+    (by_label,) = (probe for probe in content["probes"] if probe["control"] is None)
+    (by_type,) = (probe for probe in content["probes"] if probe["control"] == "types")
+    assert by_label["layer"] == by_type["layer"] == 1
+    assert by_label["selectivity"] == pytest.approx(by_label["accuracy"] - by_type["accuracy"])
     assert content["baselines"].keys() == {"majority", "word"}
 
 
@@ -280,7 +280,7 @@ def test_a_hidden_layer_has_a_deviation_over_its_seeds(analyze, pretrained):
                     "analysis.probes.controls=[]")  # fmt: skip
 
     assert list(accuracies(content, None)) == [0, 1]
-    assert all(each["deviation"] >= 0 for each in content["probes"])
+    assert all(probe["deviation"] >= 0 for probe in content["probes"])
 
 
 @pytest.mark.slow
@@ -319,10 +319,10 @@ def test_the_last_token_knows_the_kind_above_the_embeddings_alone(analyze, encyc
 
     content = analyze(encyclopedia, "probes", *words)
 
-    own = accuracies(content, None)
-    assert own[0] == pytest.approx(1 / 6)
-    assert own[1] >= 0.9
-    assert own[2] >= 0.97
+    by_layer = accuracies(content, None)
+    assert by_layer[0] == pytest.approx(1 / 6)
+    assert by_layer[1] >= 0.9
+    assert by_layer[2] >= 0.97
     assert all(accuracy <= 0.25 for accuracy in accuracies(content, "random").values())
 
 

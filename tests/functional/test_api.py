@@ -58,9 +58,9 @@ def test_measures_are_those_of_the_run_and_of_a_file(trained, questions, tmp_pat
     file = tmp_path / "own.csv"
     file.write_text("text,label\nWhere is it ?,city\nWho ?,person\nWho are we ?,person\n")
 
-    own, other = model.evaluate(), model.evaluate(file, slices={"who": {"word": "who"}})
+    measures, other = model.evaluate(), model.evaluate(file, slices={"who": {"word": "who"}})
 
-    assert own["test"]["accuracy"] == trained.measures["test"]["accuracy"]
+    assert measures["test"]["accuracy"] == trained.measures["test"]["accuracy"]
     right = [a["label"] == "person" for a in model.predict(["Who ?", "Who are we ?"])]
     assert other["input"]["accuracy/slice/who"] == sum(right) / 2
 

@@ -48,10 +48,10 @@ def test_where_most_turns_are_disturbed_all_count_and_it_is_said(measuring, turn
 
 def test_a_ratio_compares_turns_of_the_same_round(measuring, turn):
     # Whatever slows the machine down from round to round slows both.
-    own = measuring.Figure.of("own", [replace(turn, wall_s=seconds) for seconds in (1.0, 5.0, 9.0)])
+    product = measuring.Figure.of("own", [replace(turn, wall_s=s) for s in (1.0, 5.0, 9.0)])
     peer = measuring.Figure.of("peer", [replace(turn, wall_s=s) for s in (2.0, 10.0, 18.0)])
 
-    assert measuring.ratio(own, peer) == 0.5
+    assert measuring.ratio(product, peer) == 0.5
 
 
 def test_a_goal_says_whether_it_is_met(measuring):
@@ -97,10 +97,10 @@ def test_flops_are_those_that_a_count_product_by_product_comes_to():
     gpu = importlib.import_module("gpu")
 
     names = ("width", "heads", "depth", "feedforward", "vocabulary", "length")
-    found = gpu.flops_per_token(dict(zip(names, (768, 12, 12, 3072, 50257, 1024), strict=True)))
+    flops = gpu.flops_per_token(dict(zip(names, (768, 12, 12, 3072, 50257, 1024), strict=True)))
 
     # nanoGPT's transformer_sizing.ipynb, for GPT-2 of 124M and a sequence of 1,024.
-    assert 1024 * found == 874_944_921_600
+    assert 1024 * flops == 874_944_921_600
 
 
 def run(script, *words):
@@ -113,12 +113,12 @@ def run(script, *words):
 
 @pytest.mark.slow
 def test_a_script_measures_steps_of_the_product(tmp_path):
-    found = tmp_path / "found.json"
+    path = tmp_path / "found.json"
 
-    ended = run("engine.py", "--rounds", "1", "--json", str(found))
+    ended = run("engine.py", "--rounds", "1", "--json", str(path))
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    tutorial, tiny = json.loads(found.read_text())["reports"]
+    tutorial, tiny = json.loads(path.read_text())["reports"]
     for report in (tutorial, tiny):
         assert [row[0] for row in report["rows"][1:]] == ["step", "batch", "engine", "engine_cpu"]
         assert all(float(row[1]) > 0 for row in report["rows"][1:])
@@ -150,12 +150,12 @@ def test_a_text_is_cut_into_files_at_the_ends_of_lines(tmp_path):
 
 @pytest.mark.slow
 def test_a_script_compares_the_product_with_others(tmp_path):
-    found = tmp_path / "found.json"
+    path = tmp_path / "found.json"
 
-    ended = run("run_all.py", "--only", "pretrain", "engine", "--json", str(found))
+    ended = run("run_all.py", "--only", "pretrain", "engine", "--json", str(path))
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    *reports, goals = json.loads(found.read_text())["reports"]
+    *reports, goals = json.loads(path.read_text())["reports"]
     assert "transfer" in [row[0] for row in reports[0]["rows"]]
     assert [row[0] for row in goals["rows"][-3:]] == ["pretrain", "engine", "engine"]
     assert re.search(r"time over that of nanoGPT-style loop .* (met|missed)", ended.stdout)

@@ -22,10 +22,10 @@ def test_a_run_ends_within_its_budget_and_says_what_it_chose(transfer):
     assert time.perf_counter() - began < 45
     assert ended.err.count("budget: ") == 3
     config = yaml.safe_load(Path("run/config.yaml").read_text())
-    found = json.loads(Path("run/results.json").read_text())["dial"]
-    assert found["model.depth"] == config["model"]["depth"]
+    choice = json.loads(Path("run/results.json").read_text())["dial"]
+    assert choice["model.depth"] == config["model"]["depth"]
     assert config["loop"]["minutes"] < 45 / 60
-    assert found["foreseen"] > 0
+    assert choice["foreseen"] > 0
     again = ("pretrain", *DIAL, "budget=45s", "run.dir=run", "resume=auto")
     assert "is finished" in transfer(*again).ok().err
 

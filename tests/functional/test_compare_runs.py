@@ -39,16 +39,16 @@ def test_each_file_that_differs_is_named_with_the_first_difference(pretrained, c
     writer.close()
     (copied / "checkpoints" / ".step-00000002.1").mkdir()
 
-    found = differences(pretrained, copied)
+    report = differences(pretrained, copied)
 
-    assert [line.split(":")[0] for line in found] == [
+    assert [line.split(":")[0] for line in report] == [
         "checkpoints/.step-00000002.1",
         "model/weights.safetensors",
         "metrics.jsonl",
         "results.json",
         "tensorboard",
     ]
-    text = "\n".join(found)
+    text = "\n".join(report)
     assert "line 3: " in text
     assert "seen.steps: 6 / 7" in text
     assert "train/loss: two points at step 6" in text

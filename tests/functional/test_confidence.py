@@ -54,10 +54,10 @@ def run(tmp_path_factory, pretrained):
 
 def words_of_page(folder, pretrained):
     typed = commands("confidence.md")[0]
-    own = [word for word in typed if not word.startswith(("init_from", "run.dir", "data.train"))]
+    words = [word for word in typed if not word.startswith(("init_from", "run.dir", "data.train"))]
     place = (f"data.train={folder / 'tickets.csv'}", f"init_from={pretrained}")
     return [
-        *own,
+        *words,
         *place,
         *LOOP,
         "loop.steps=60",
@@ -74,7 +74,7 @@ def test_what_is_fitted_is_stored_measured_and_changes_no_answer(
     run, pretrained, transfer, tmp_path
 ):
     fitted = json.loads((run / "model" / "model.json").read_text())["task"]["fitted"]
-    found = measures_of(run)
+    measures = measures_of(run)
     words = words_of_page(run.parent, pretrained)
 
     ended = transfer(*words, "objective.calibrate=false", "objective.abstain=null", "run.dir=plain")
@@ -83,15 +83,15 @@ def test_what_is_fitted_is_stored_measured_and_changes_no_answer(
     plain = measures_of(tmp_path / "plain")
     assert ended.code == 0
     assert 0.5 < fitted["abstain_below"] < 1
-    assert {name: found[name] for name in plain} == plain
-    assert found.keys() - plain.keys() == {
+    assert {name: measures[name] for name in plain} == plain
+    assert measures.keys() - plain.keys() == {
         "ece", "ece/before", "coverage", "precision_at_coverage",
     }  # fmt: skip
-    assert 0 < found["coverage"] < 1
-    assert found["precision_at_coverage"] >= 0.8
+    assert 0 < measures["coverage"] < 1
+    assert measures["precision_at_coverage"] >= 0.8
     assert "precision_at_coverage" in again.out
     measured = json.loads((tmp_path / "again.json").read_text())["measures"]["validation"]
-    assert measured == pytest.approx(found, abs=1e-6)
+    assert measured == pytest.approx(measures, abs=1e-6)
 
 
 def test_answers_that_are_not_sure_are_null_and_the_end_tells_of_all(run, transfer, tmp_path):
@@ -137,10 +137,10 @@ def test_every_kind_of_answer_is_calibrated(kind, transfer, task_words, read_jso
     transfer(*words, "run.dir=run").ok()
     transfer("evaluate", "run", "split=validation", "output=out.json", "device=cpu").ok()
 
-    found = measures_of(tmp_path / "run")
-    assert found.keys() >= {"ece", "ece/before", "coverage", "precision_at_coverage"}
+    measures = measures_of(tmp_path / "run")
+    assert measures.keys() >= {"ece", "ece/before", "coverage", "precision_at_coverage"}
     again = read_json(tmp_path / "out.json")["measures"]["validation"]
-    assert again == pytest.approx({name: found[name] for name in again}, abs=1e-6)
+    assert again == pytest.approx({name: measures[name] for name in again}, abs=1e-6)
 
 
 def test_runs_together_answer_above_the_mean_of_their_thresholds(run):
@@ -164,7 +164,7 @@ def test_two_processes_fit_the_same(still, tmp_path):
 
     assert ended.returncode == 0, ended.stderr
     one, two = (
-        json.loads((tmp_path / each / "results.json").read_text()) for each in ("one", "two")
+        json.loads((tmp_path / folder / "results.json").read_text()) for folder in ("one", "two")
     )
     assert two["fitted"] == pytest.approx(one["fitted"], rel=1e-3)
 

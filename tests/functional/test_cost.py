@@ -32,11 +32,11 @@ def test_every_run_says_what_its_steps_took_and_what_was_spent(pretrained, finet
         results = read_json(run / "results.json")
         assert 0 < results["cost"]["flops_real"] <= results["cost"]["flops"]
         assert results["cost"]["tokens"] == results["seen"]["tokens"]
-        found = spent(run)
-        assert found["flops"] == results["cost"]["flops"]
-        assert found["device_seconds"] >= read_json(run / "timing.json")["seconds"]
-        assert found["joules"] is found["kg_co2"] is None
-        assert found["joules_source"] == "cost.energy=off"
+        expenses = spent(run)
+        assert expenses["flops"] == results["cost"]["flops"]
+        assert expenses["device_seconds"] >= read_json(run / "timing.json")["seconds"]
+        assert expenses["joules"] is expenses["kg_co2"] is None
+        assert expenses["joules_source"] == "cost.energy=off"
 
 
 def test_work_that_is_done_again_is_spent_twice_and_counts_once(transfer, words):
@@ -64,11 +64,11 @@ def test_states_that_are_kept_are_computed_before_the_steps(
     for run in ("computed", "taken"):
         transfer(*words, f"run.dir={run}").ok()
 
-    found = cost("taken")
-    assert cost("computed") == found
-    assert found["flops_of_states"] > 100 * found["flops"]
-    assert spent("taken")["flops"] == found["flops"]
-    assert spent("computed")["flops"] == found["flops"] + found["flops_of_states"]
+    taken = cost("taken")
+    assert cost("computed") == taken
+    assert taken["flops_of_states"] > 100 * taken["flops"]
+    assert spent("taken")["flops"] == taken["flops"]
+    assert spent("computed")["flops"] == taken["flops"] + taken["flops_of_states"]
 
 
 # --- lengths in tokens and operations ----------------------------------------------------------
@@ -127,8 +127,8 @@ def test_a_processor_says_why_it_has_no_energy(transfer, words):
 def told(text):
     """Return all numbers of operations in the line of a plan, the whole run's first."""
     (line,) = (line for line in text.splitlines() if line.startswith("flops: "))
-    found = re.findall(r"([\d.]+) ([kMGT]?)FLOP", line)
-    return [float(number) * SIGNS[sign] for number, sign in found]
+    amounts = re.findall(r"([\d.]+) ([kMGT]?)FLOP", line)
+    return [float(number) * SIGNS[sign] for number, sign in amounts]
 
 
 @pytest.mark.parametrize("steps", [[], ["plan.steps=0"]])
@@ -142,11 +142,11 @@ def test_a_plan_tells_the_operations_of_the_run(transfer, words, steps):
 def test_a_plan_tells_what_a_step_of_each_stage_takes(transfer, adapting):
     ended = transfer("plan", "finetune", *adapting("gradual_unfreezing"), "plan.steps=2")
 
-    whole, *each = told(ended.out)
-    assert len(each) > 2
-    assert each == sorted(each)
-    assert each[-1] > 2 * each[0]
-    assert whole > 12 * each[0]
+    whole, *stages = told(ended.out)
+    assert len(stages) > 2
+    assert stages == sorted(stages)
+    assert stages[-1] > 2 * stages[0]
+    assert whole > 12 * stages[0]
 
 
 @pytest.mark.slow
@@ -170,15 +170,15 @@ def test_processes_add_up(shell, transfer, words, tmp_path):
 @pytest.fixture
 def shown(monkeypatch):
     """Return what would have been shown, however short: (total, done) by name."""
-    found = {}
+    progress = {}
 
     def note(ended, what, total, unit, done):
         ended.wait()
         whole = total() if callable(total) else total
-        found.setdefault(what, []).append((whole, done()))
+        progress.setdefault(what, []).append((whole, done()))
 
     monkeypatch.setattr(module, "_show", note)
-    return found
+    return progress
 
 
 def test_text_is_counted_to_its_end(transfer, shown, corpus):

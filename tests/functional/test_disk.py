@@ -469,8 +469,8 @@ def test_merged_edits_leave_a_plain_model_with_the_same_answers(
     run_on(deep, "merged", preset, *words, "adaptation.store=merged")
 
     plain = {name for name in stored(deep) if name.startswith("backbone.")}
-    found = {name for name in stored("merged") if name.startswith("backbone.")}
-    assert found == plain
+    merged = {name for name in stored("merged") if name.startswith("backbone.")}
+    assert merged == plain
     description = read_description(Path("merged/model"))
     assert not description.edits
     assert description.base is None
@@ -489,9 +489,9 @@ def test_an_edit_that_cannot_be_merged_stays_beside_one_that_can(run_on, predict
     run_on(deep, "merged", "lora", both, "adaptation.store=merged")
 
     assert read_description(Path("merged/model")).edits.keys() == {"new_rows"}
-    found = {name for name in stored("merged") if name.startswith("backbone.")}
+    merged = {name for name in stored("merged") if name.startswith("backbone.")}
     plain = {name for name in stored(deep) if name.startswith("backbone.")}
-    assert found - plain == {"backbone.new_rows.delta"}
+    assert merged - plain == {"backbone.new_rows.delta"}
     assert torch.allclose(predictions("merged"), predictions("apart"), atol=1e-5)
 
 

@@ -55,7 +55,7 @@ def reference(folder):
         tokens = [
             tokenizer(text, truncation=True, max_length=24, return_tensors="pt") for text in TEXTS
         ]
-        means = [model(**each).last_hidden_state.mean(1) for each in tokens]
+        means = [model(**encoding).last_hidden_state.mean(1) for encoding in tokens]
     return F.normalize(torch.cat(means), dim=1).numpy()
 
 

@@ -14,12 +14,12 @@ from transfer_cli.runs.items import read_items
 
 def measured(out):
     """Return what was printed as split -> measure -> number."""
-    found = {}
+    measures = {}
     for line in out.splitlines():
         parts = line.split()
         if len(parts) == 3 and parts[0] in ("train", "validation", "test"):
-            found.setdefault(parts[0], {})[parts[1]] = float(parts[2])
-    return found
+            measures.setdefault(parts[0], {})[parts[1]] = float(parts[2])
+    return measures
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_a_split_scores_as_it_did_in_training(transfer, finetuned, read_json, sp
 def test_all_splits_that_there_are_are_scored(transfer, short_run, read_json):
     ended = transfer("evaluate", f"run={short_run}", "split=all", "batch=64", "device=cpu").ok()
 
-    found = measured(ended.out)
-    assert set(found) == {"train", "validation"}
+    measures = measured(ended.out)
+    assert set(measures) == {"train", "validation"}
     expected = read_json(short_run / "results.json")["measures"]
-    assert found["validation"] == pytest.approx(expected["validation"], rel=1e-4)
+    assert measures["validation"] == pytest.approx(expected["validation"], rel=1e-4)
 
 
 def test_a_sliding_window_scores_the_same_tokens_with_more_before_them(
@@ -69,9 +69,9 @@ def test_a_sliding_window_scores_the_same_tokens_with_more_before_them(
     }.items():
         transfer(*at, *words, f"output={name}.json").ok()
         losses[name] = read_json(tmp_path / f"{name}.json")["measures"]["train"]["loss"]
-    found = read_json(tmp_path / "windows.json")["counts"]["train"]["context"]
+    context = read_json(tmp_path / "windows.json")["counts"]["train"]["context"]
 
-    assert found == {"by": "windows", "tokens": 24, "stride": 40}
+    assert context == {"by": "windows", "tokens": 24, "stride": 40}
     assert losses.pop("blocks") == pytest.approx(losses["default"], rel=1e-5)
     assert len({round(loss, 6) for loss in losses.values()}) == 3
 
@@ -121,9 +121,9 @@ def test_the_unigram_baseline_is_scored_on_the_same_tokens(
     assert (model.code, unigram.code) == (0, 0), unigram.err
     assert "scored by baseline=unigram and not by the run" in unigram.out
     assert "unigram" not in model.out
-    found = read_json(tmp_path / "unigram.json")
-    assert found["baseline"] == "unigram"
-    ours = found["measures"]["validation"]
+    results = read_json(tmp_path / "unigram.json")
+    assert results["baseline"] == "unigram"
+    ours = results["measures"]["validation"]
     theirs = read_json(tmp_path / "model.json")["measures"]["validation"]
     assert set(ours) == set(theirs)
     # Two steps teach less than counting does.
@@ -161,12 +161,12 @@ def test_every_line_of_an_own_text_is_scored(run, files, transfer, request, tmp_
 
     ended = transfer("evaluate", path, name, *words).ok()
 
-    found, measures = (read_json("out.json")[what]["input"] for what in ("counts", "measures"))
+    counts, measures = (read_json("out.json")[what]["input"] for what in ("counts", "measures"))
     lines = [SHORT[number % 4] for count in files.values() for number in range(count)]
-    assert found["words"] == sum(len(line.split()) + 1 for line in lines)
-    assert (found["tokens"] == found["of_tokens"]) is (run == "short_run")
-    assert 0 < found["tokens"] <= found["of_tokens"]
-    assert f"; {found['tokens']:,} of {found['of_tokens']:,} tokens" in ended.out
+    assert counts["words"] == sum(len(line.split()) + 1 for line in lines)
+    assert (counts["tokens"] == counts["of_tokens"]) is (run == "short_run")
+    assert 0 < counts["tokens"] <= counts["of_tokens"]
+    assert f"; {counts['tokens']:,} of {counts['of_tokens']:,} tokens" in ended.out
     assert all(map(math.isfinite, measures.values()))
 
 
@@ -175,12 +175,12 @@ def test_a_text_of_ones_own_is_scored_as_the_same_text_is_elsewhere(transfer, sh
     context = ("device=cpu", "evaluation.context=16", "output=out.json")
 
     transfer("evaluate", short_run, "held.txt", *context).ok()
-    found = read_json("out.json")["measures"]["input"]
+    measures = read_json("out.json")["measures"]["input"]
     data = ("data=text", "data.train=held.txt", "data.validation=other.txt")
     Path("other.txt").write_text("other\n")
     transfer("evaluate", short_run, *data, "split=train", *context).ok()
 
-    assert found == read_json("out.json")["measures"]["train"]
+    assert measures == read_json("out.json")["measures"]["train"]
 
 
 def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
@@ -200,7 +200,7 @@ LABELS = ("animal", "city", "disease", "mineral", "person", "river")
 
 
 @pytest.fixture
-def own(tmp_path):
+def new_table(tmp_path):
     """Return how to write a labelled file of one's own: 60 rows, and more."""
 
     def write(*more, header="question;kind;n"):
@@ -210,8 +210,10 @@ def own(tmp_path):
     return write
 
 
-def test_every_row_of_a_file_of_ones_own_is_scored(transfer, finetuned, own, tmp_path, read_json):
-    own()
+def test_every_row_of_a_file_of_ones_own_is_scored(
+    transfer, finetuned, new_table, tmp_path, read_json
+):
+    new_table()
 
     words = ("evaluate", str(finetuned), "new.csv", "output=out.json", "device=cpu")
     ended = transfer(*words).ok()
@@ -220,14 +222,14 @@ def test_every_row_of_a_file_of_ones_own_is_scored(transfer, finetuned, own, tmp
         "new.csv: columns parted by semicolons, text from 'question', label from 'ki" in ended.err
     )
     assert "input: scored 60 of 60 examples of new.csv\n" in ended.out
-    found = read_json(tmp_path / "out.json")
-    assert set(found["measures"]) == {"input"}
+    results = read_json(tmp_path / "out.json")
+    assert set(results["measures"]) == {"input"}
     table = ended.out.split("input confusion")[1].splitlines()[2:8]
     assert [sum(map(int, row.split()[1:])) for row in table] == [10] * 6
 
 
-def test_rows_that_cannot_be_scored_are_counted(transfer, finetuned, own):
-    own("no label;;1", "ragged")
+def test_rows_that_cannot_be_scored_are_counted(transfer, finetuned, new_table):
+    new_table("no label;;1", "ragged")
 
     ended = transfer("evaluate", str(finetuned), "input=new.csv", "errors=skip", "device=cpu").ok()
 
@@ -235,7 +237,7 @@ def test_rows_that_cannot_be_scored_are_counted(transfer, finetuned, own):
     assert re.search(r"new.csv: 2 of 62 rows left out: .*lines? 62", ended.err), ended.err
 
 
-def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, tmp_path):
+def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, new_table, tmp_path):
     (tmp_path / "one.csv").write_text("text,label\nWho ?,person\nWhere ?,person\n")
 
     ended = transfer("evaluate", str(finetuned), "input=one.csv", "device=cpu").ok()
@@ -263,18 +265,19 @@ def test_slices_are_scored_beside_the_whole(transfer, finetuned, read_json):
 
     ended = transfer("evaluate", f"run={finetuned}", *words, wrong, "output=out.json").ok()
 
-    found = read_json("out.json")["measures"]["test"]
-    short, long = (found[f"count/slice/{name}"] for name in ("short", "long"))
+    measures = read_json("out.json")["measures"]["test"]
+    short, long = (measures[f"count/slice/{name}"] for name in ("short", "long"))
     assert min(short, long) > 0
     assert short + long == read_json("out.json")["counts"]["test"]["scored"]
     right = sum(
-        found[f"count/slice/{name}"] * found[f"accuracy/slice/{name}"] for name in ("short", "long")
+        measures[f"count/slice/{name}"] * measures[f"accuracy/slice/{name}"]
+        for name in ("short", "long")
     )
-    assert right / (short + long) == pytest.approx(found["accuracy"])
-    assert found["count/slice/none"] == 0
-    assert "accuracy/slice/none" not in found
-    assert found["accuracy/slice/wrong"] == 0
-    assert found["count/slice/wrong"] == round((1 - found["accuracy"]) * (short + long))
+    assert right / (short + long) == pytest.approx(measures["accuracy"])
+    assert measures["count/slice/none"] == 0
+    assert "accuracy/slice/none" not in measures
+    assert measures["accuracy/slice/wrong"] == 0
+    assert measures["count/slice/wrong"] == round((1 - measures["accuracy"]) * (short + long))
     assert f"count/slice/short        {short}" in ended.out
 
 
@@ -290,12 +293,12 @@ def test_a_slice_is_told_by_a_column_of_its_table(transfer, adapting, read_json)
     Path("new.csv").write_text("source,text,label\nweb,a b,one\nmail,c,two\n")
 
     slices = ("slices.web.column=source", "slices.web.value=web")
-    own = transfer("evaluate", "run", "split=all", *slices, "output=own.json", "device=cpu")
+    ended = transfer("evaluate", "run", "split=all", *slices, "output=own.json", "device=cpu")
     other = transfer("evaluate", "run", "new.csv", *slices, "output=other.json", "device=cpu")
 
-    assert own.code == other.code == 0, (own.err, other.err)
-    found = read_json("own.json")["measures"]
-    assert found["train"]["count/slice/web"] + found["validation"]["count/slice/web"] == 20
+    assert ended.code == other.code == 0, (ended.err, other.err)
+    measures = read_json("own.json")["measures"]
+    assert measures["train"]["count/slice/web"] + measures["validation"]["count/slice/web"] == 20
     assert read_json("other.json")["measures"]["input"]["count/slice/web"] == 1
 
 
@@ -305,7 +308,7 @@ def test_what_became_of_each_example_is_a_slice_for_another_run(transfer, adapti
     transfer("evaluate", "first", "split=all", "each=each.jsonl", "device=cpu").ok()
     items = [json.loads(line) for line in Path("each.jsonl").read_text().splitlines()]
     hard = sum(
-        each["predicted"] != each["label"] for each in items if each["split"] == "validation"
+        item["predicted"] != item["label"] for item in items if item["split"] == "validation"
     )
 
     transfer(
@@ -313,10 +316,10 @@ def test_what_became_of_each_example_is_a_slice_for_another_run(transfer, adapti
         "run.dir=second",
     ).ok()  # fmt: skip
 
-    assert {each["split"] for each in items} == {"train", "validation"}
-    found = read_json("second/results.json")["measures"]["validation"]
-    assert found["count/slice/hard"] == hard
-    assert found["count/slice/short"] + found["count/slice/long"] == 6
+    assert {item["split"] for item in items} == {"train", "validation"}
+    measures = read_json("second/results.json")["measures"]["validation"]
+    assert measures["count/slice/hard"] == hard
+    assert measures["count/slice/short"] + measures["count/slice/long"] == 6
 
 
 @pytest.mark.slow
@@ -340,23 +343,23 @@ def items_of(run, split):
 
 def check(run, results, split):
     """Hold a split's items to its measures; return them."""
-    found, measures = items_of(run, split), results["measures"][split]
-    assert [item.index for item in found] == list(range(len(found)))
-    total, targets = (sum(getattr(item, name) for item in found) for name in ("loss", "targets"))
+    items, measures = items_of(run, split), results["measures"][split]
+    assert [item.index for item in items] == list(range(len(items)))
+    total, targets = (sum(getattr(item, name) for item in items) for name in ("loss", "targets"))
     assert total / targets == pytest.approx(measures["loss"], rel=1e-6)
     if "error_rate" in measures:
-        wrong = sum(item.predicted != item.label for item in found)
-        assert 100 * wrong / len(found) == pytest.approx(measures["error_rate"])
+        wrong = sum(item.predicted != item.label for item in items)
+        assert 100 * wrong / len(items) == pytest.approx(measures["error_rate"])
         table = results["tables"][split]["confusion"]
-        assert len(found) == sum(map(sum, table))
-    return found
+        assert len(items) == sum(map(sum, table))
+    return items
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_items_of_fine_tuning_are_what_the_measures_are_made_of(finetuned, read_json, split):
-    found = check(finetuned, read_json(finetuned / "results.json"), split)
+    items = check(finetuned, read_json(finetuned / "results.json"), split)
 
-    for item in found:
+    for item in items:
         assert item.label
         assert item.text
         assert item.targets == 1
@@ -365,10 +368,10 @@ def test_items_of_fine_tuning_are_what_the_measures_are_made_of(finetuned, read_
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_items_of_pretraining_are_blocks_without_text(pretrained, read_json, split):
-    found = check(pretrained, read_json(pretrained / "results.json"), split)
+    items = check(pretrained, read_json(pretrained / "results.json"), split)
 
-    assert {item.targets for item in found[:-1]} == {32}
-    assert {(item.label, item.predicted, item.text) for item in found} == {("", "", "")}
+    assert {item.targets for item in items[:-1]} == {32}
+    assert {(item.label, item.predicted, item.text) for item in items} == {("", "", "")}
 
 
 @pytest.mark.parametrize(
@@ -401,9 +404,9 @@ def test_validation_is_scored_again_only_if_other_weights_are_the_best(
 def test_items_with_kept_states_and_with_further_losses(preset, adapted, read_json):
     run = adapted(preset).run
 
-    found = check(run, read_json(run / "results.json"), "validation")
+    items = check(run, read_json(run / "results.json"), "validation")
 
-    assert all(item.text for item in found)
+    assert all(item.text for item in items)
     assert items_of(run, "test") == []
 
 
@@ -414,9 +417,9 @@ def test_a_pair_is_shown_as_two_texts(transfer, deep, tmp_path, loop):
 
     transfer("finetune", *words, f"init_from={deep}", *loop, "loop.steps=1", "run.dir=run").ok()
 
-    found = items_of("run", "validation")
-    assert len(found) == 6
-    for item in found:
+    items = items_of("run", "validation")
+    assert len(items) == 6
+    for item in items:
         number = item.text.split()[1]
         assert item.text == f"A {number} ? / B {number} ."
         assert item.label == ("yes", "no")[int(number) % 2]
@@ -426,16 +429,16 @@ def test_a_pair_is_shown_as_two_texts(transfer, deep, tmp_path, loop):
 
 
 def test_final_measures_stand_beside_the_hyper_parameters(finetuned, read_json):
-    found = EventAccumulator(str(finetuned / "tensorboard")).Reload()
+    events = EventAccumulator(str(finetuned / "tensorboard")).Reload()
 
     measures = read_json(finetuned / "results.json")["measures"]
     for split in ("validation", "test"):
         for name in ("loss", "error_rate"):
-            (point,) = found.Scalars(f"weights_kept/{split}/{name}")
+            (point,) = events.Scalars(f"weights_kept/{split}/{name}")
             assert point.step == 6
             assert point.value == pytest.approx(measures[split][name])
     assert not [
-        tag for tag in found.Tags()["scalars"] if tag.startswith("weights_kept/test/accuracy/")
+        tag for tag in events.Tags()["scalars"] if tag.startswith("weights_kept/test/accuracy/")
     ]
 
 
@@ -446,9 +449,9 @@ def test_a_finished_run_that_goes_on_is_listed_once_with_its_last_measures(
     transfer(*words, "loop.steps=3").ok()
     transfer("finetune", "resume=run", "loop.steps=6").ok()
 
-    found = EventAccumulator("run/tensorboard").Reload()
+    events = EventAccumulator("run/tensorboard").Reload()
 
-    (point,) = found.Scalars("weights_kept/validation/loss")
+    (point,) = events.Scalars("weights_kept/validation/loss")
     assert point.step == 6
     wanted = read_json("run/results.json")["measures"]["validation"]["loss"]
     assert point.value == pytest.approx(wanted)

@@ -87,11 +87,11 @@ def test_a_preset_works_on_a_task(data, preset, transfer, words_of, read_json):
     assert results["presets"]["adaptation"] == preset
     transfer("evaluate", "run", "device=cpu", "output=again.json").ok()
     expected = results["measures"]["test"]
-    found = read_json(Path("again.json"))["measures"]["test"]
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    measures = read_json(Path("again.json"))["measures"]["test"]
+    assert measures["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     # Ranks and decisions turn over where answers are nearly equal, as they are after 12 steps.
-    close = {name: expected[name] for name in found}
-    assert found == pytest.approx(close, rel=0.05, abs=0.05, nan_ok=True)
+    close = {name: expected[name] for name in measures}
+    assert measures == pytest.approx(close, rel=0.05, abs=0.05, nan_ok=True)
     Path("asked.jsonl").write_text(json.dumps(asked) + "\n")
     transfer("predict", "run", "asked.jsonl", "output=said.jsonl", "device=cpu").ok()
     assert len(Path("said.jsonl").read_text().splitlines()) == 1

@@ -108,10 +108,10 @@ def test_a_model_of_the_plugins_family_has_the_states_of_its_tensors(published):
     folder, tensors = published
     tokens = torch.arange(5, 35).view(2, 15)
 
-    found, expected = our_states(folder, tokens), states(tensors, tokens)
+    ours, expected = our_states(folder, tokens), states(tensors, tokens)
 
     assert expected.std() > 0.1
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
 def test_a_run_on_it_is_exported_as_its_family_and_as_causal(transfer, published, corpus, tmp_path):
@@ -129,9 +129,9 @@ def test_a_run_on_it_is_exported_as_its_family_and_as_causal(transfer, published
     assert any(not torch.equal(written[name], tensors[name]) for name in tensors)
     run, out = open_pretrained("run"), open_pretrained("out")
     assert out.description.objective["_target_"].endswith("CausalLM")
-    own, again = run.tensors(), out.tensors()
-    assert again.keys() == own.keys()
-    assert all(torch.equal(own[name], again[name]) for name in own)
+    before, again = run.tensors(), out.tensors()
+    assert again.keys() == before.keys()
+    assert all(torch.equal(before[name], again[name]) for name in before)
     tokens = torch.arange(5, 35).view(2, 15)
     torch.testing.assert_close(
         our_states(tmp_path / "out", tokens), states(written, tokens), atol=1e-5, rtol=0

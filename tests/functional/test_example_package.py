@@ -57,7 +57,7 @@ def test_every_command_of_the_readme_runs(transfer, mylab, read_json):
         "validation", "test",
     }  # fmt: skip
     declared = read_json(mylab / "runs" / "swapped" / "results.json")["metrics"]
-    assert [(each["name"], each["higher_is_better"]) for each in declared] == [
+    assert [(metric["name"], metric["higher_is_better"]) for metric in declared] == [
         ("accuracy", True), ("loss", False),
     ]  # fmt: skip
     # It does not say what becomes of single examples.
@@ -167,10 +167,10 @@ def test_only_the_own_edit_and_the_head_train_and_only_they_are_stored(scaled, d
 
     assert ended.code == 0, ended.err
     names = {f"backbone.blocks.{n}.attention.packed.factors.stretch" for n in (0, 1)}
-    found = stored("run")
-    assert {name for name in found if not name.startswith("heads.class.")} == names
-    assert not any(torch.equal(found[name], torch.ones(32)) for name in names)
-    heads = sum(t.numel() for n, t in found.items() if n.startswith("heads."))
+    weights = stored("run")
+    assert {name for name in weights if not name.startswith("heads.class.")} == names
+    assert not any(torch.equal(weights[name], torch.ones(32)) for name in names)
+    heads = sum(t.numel() for n, t in weights.items() if n.startswith("heads."))
     assert read_json(Path("run/results.json"))["parameters"]["trainable"] == 64 + heads
     (first, *_) = read_metrics(Path("run/metrics.jsonl"))
     rates = {key: value for key, value in first.items() if key.startswith("rate/")}

@@ -38,11 +38,11 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     # It learns; its own measure decides which weights are best, and of equal ones the loss.
     records = read_metrics(tagged / "metrics.jsonl")
     watched = [row for row in records if row["kind"] == "validation"]
-    found = [row["span_f1"] for row in watched]
-    assert len(found) == 4
+    scores = [row["span_f1"] for row in watched]
+    assert len(scores) == 4
     best = max(watched, key=lambda row: (row["span_f1"], -row["loss"]))
     assert results["best_step"] == best["step"]
-    assert results["measures"]["validation"]["span_f1"] == pytest.approx(max(found))
+    assert results["measures"]["validation"]["span_f1"] == pytest.approx(max(scores))
     assert results["measures"]["test"]["span_f1"] > 0.3
     assert results["task"] == {"name": "tag_words", "expected": "tags"}
     description = read_description(tagged / "model")
@@ -52,9 +52,9 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     # items.jsonl has one line for each sentence, though long ones are several rows.
     assert results["seen"]["examples"] > 20 * len(lines("names/train.jsonl"))
     items = lines(tagged / "items.jsonl")
-    examples = [each for split in ("validation", "test") for each in lines(f"names/{split}.jsonl")]
-    assert [item["label"].split() for item in items] == [each["tags"] for each in examples]
-    assert [item["text"] for item in items] == [" ".join(each["words"]) for each in examples]
+    examples = [line for split in ("validation", "test") for line in lines(f"names/{split}.jsonl")]
+    assert [item["label"].split() for item in items] == [example["tags"] for example in examples]
+    assert [item["text"] for item in items] == [" ".join(example["words"]) for example in examples]
     for item in items:
         assert len(item["predicted"].split()) == len(item["label"].split()), item
 
@@ -73,7 +73,7 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     ).ok()  # fmt: skip
     short, long = lines("out.jsonl")
     assert list(short) == ["text", "words", "tags"]
-    assert [len(each["tags"]) for each in (short, long)] == [4, 120]
+    assert [len(answer["tags"]) for answer in (short, long)] == [4, 120]
     assert set(long["tags"]) <= set(description.labels)
 
     # A folder that others load cannot be written; the backbone can.

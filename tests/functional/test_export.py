@@ -204,8 +204,8 @@ def test_a_language_model_that_is_read_back_goes_on_as_before(
     assert rows[0] == rows[1]
     if objective == "clm":
         ask = reference().pipeline("text-generation", model="out")
-        found = ask("Where is", max_new_tokens=8, do_sample=False)[0]["generated_text"]
-        assert found.startswith(f"Where is{rows[0]['text']}")
+        text = ask("Where is", max_new_tokens=8, do_sample=False)[0]["generated_text"]
+        assert text.startswith(f"Where is{rows[0]['text']}")
 
 
 @pytest.mark.parametrize("adapted", ["bert"], indirect=True)
@@ -312,18 +312,18 @@ def test_weights_are_read_however_they_are_stored(tmp_path, kind):
         if kind == "pickled shards":
             names = sorted(tensors)
             parts = {"a.bin": names[:9], "b.bin": names[9:]}
-            for file, own in parts.items():
-                torch.save({n: tensors[n] for n in own}, tmp_path / file)
-            places = {n: file for file, own in parts.items() for n in own}
+            for file, part in parts.items():
+                torch.save({n: tensors[n] for n in part}, tmp_path / file)
+            places = {n: file for file, part in parts.items() for n in part}
             index = tmp_path / "pytorch_model.bin.index.json"
             index.write_text(json.dumps({"weight_map": places}))
         else:
             torch.save(tensors, tmp_path / "pytorch_model.bin")
 
-    found = open_pretrained(str(tmp_path)).tensors()
+    loaded = open_pretrained(str(tmp_path)).tensors()
 
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
+    assert loaded.keys() == expected.keys()
+    for name, tensor in loaded.items():
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, expected[name], atol=tolerance, rtol=0)
 
@@ -524,7 +524,7 @@ def test_a_file_holds_the_model_and_its_tokenizer(family, models, transfer):
     assert "llama.cpp" in ended.out
     assert [file.name for file in Path("out").iterdir()] == ["model.gguf"]
     reader, start = gguf.GGUFReader("out/model.gguf"), open_pretrained(str(models / family))
-    there, ours = {each.name: each.data for each in reader.tensors}, start.tensors()
+    there, ours = {tensor.name: tensor.data for tensor in reader.tensors}, start.tensors()
     values = {key: reader.fields[key].contents() for key in reader.fields}
     shape = start.description.shape
     assert values["general.architecture"] == family

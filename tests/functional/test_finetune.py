@@ -47,21 +47,21 @@ def same(one, other):
 
 
 def test_the_results_are_what_reports_read(finetuned, read_json):
-    found = read_json(finetuned / "results.json")
+    results = read_json(finetuned / "results.json")
 
-    assert found["command"] == "finetune"
-    assert found["presets"]["adaptation"] == "full"
-    assert found["presets"]["data"] == "sample_questions"
-    assert "model" not in found["presets"]
-    assert set(found["measures"]) == {"validation", "test"}
-    for measures in found["measures"].values():
+    assert results["command"] == "finetune"
+    assert results["presets"]["adaptation"] == "full"
+    assert results["presets"]["data"] == "sample_questions"
+    assert "model" not in results["presets"]
+    assert set(results["measures"]) == {"validation", "test"}
+    for measures in results["measures"].values():
         assert set(measures) >= TASK_MEASURES
         assert measures["error_rate"] == pytest.approx(100 * (1 - measures["accuracy"]))
-    assert found["labels"] == LABELS
-    table = found["tables"]["test"]["confusion"]
+    assert results["labels"] == LABELS
+    table = results["tables"]["test"]["confusion"]
     assert sum(map(sum, table)) == 288
-    assert found["parameters"]["total"] == found["parameters"]["trainable"]
-    assert found["seen"]["steps"] == 6
+    assert results["parameters"]["total"] == results["parameters"]["trainable"]
+    assert results["seen"]["steps"] == 6
 
 
 def test_the_curves_show_the_head_and_samples(finetuned):
@@ -136,10 +136,10 @@ def test_an_own_table_is_divided_and_learnt(
         "optimizer.lr=0.01", "loop.monitor=accuracy", "run.dir=run",
     ).ok()  # fmt: skip
 
-    found = read_json(tmp_path / "run" / "results.json")
-    assert found["labels"] == ["person", "place"]
-    assert set(found["measures"]) == {"validation"}
-    assert found["measures"]["validation"]["accuracy"] == 1
+    results = read_json(tmp_path / "run" / "results.json")
+    assert results["labels"] == ["person", "place"]
+    assert set(results["measures"]) == {"validation"}
+    assert results["measures"]["validation"]["accuracy"] == 1
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])
@@ -180,19 +180,19 @@ def test_new_tokens_have_rows_like_the_others_and_no_text_is_read_as_one(
 
     assert "new: backbone.token_embedding.weight" in ended.out + ended.err
     places = (pretrained / "model", tmp_path / "run" / "model")
-    own, grown = (LibraryTokenizer.load(each / "tokenizer.json") for each in places)
-    assert grown.size == own.size + 2
-    assert grown.pieces([own.size, own.size + 1]) == ["<speaker1>", "<speaker2>"]
-    assert grown.token("<speaker2>") == own.size + 1
+    base, grown = (LibraryTokenizer.load(place / "tokenizer.json") for place in places)
+    assert grown.size == base.size + 2
+    assert grown.pieces([base.size, base.size + 1]) == ["<speaker1>", "<speaker2>"]
+    assert grown.token("<speaker2>") == base.size + 1
     text = "a <speaker1> , b"
-    assert grown.encode(text) == own.encode(text)
+    assert grown.encode(text) == base.encode(text)
     before, after = (
-        load_file(each / "weights.safetensors")["backbone.token_embedding.weight"]
-        for each in places
+        load_file(place / "weights.safetensors")["backbone.token_embedding.weight"]
+        for place in places
     )
-    assert after.shape == (own.size + 2, before.shape[1])
-    assert (after[: own.size] == before).all()
-    assert (after[own.size :] - before.mean(0)).std() == pytest.approx(0.02, rel=0.4)
+    assert after.shape == (base.size + 2, before.shape[1])
+    assert (after[: base.size] == before).all()
+    assert (after[base.size :] - before.mean(0)).std() == pytest.approx(0.02, rel=0.4)
 
 
 def test_a_run_with_new_tokens_goes_on_answers_and_is_started_from(transfer, words, tmp_path):
@@ -201,10 +201,10 @@ def test_a_run_with_new_tokens_goes_on_answers_and_is_started_from(transfer, wor
     transfer(*words, "run.dir=run", "adaptation=lora", "adaptation.store=trained").ok()
     goes_on = transfer("finetune", "resume=run", "loop.steps=3")
     answered = transfer("predict", "run", "new.txt", "device=cpu")
-    next_one = [each for each in words if not each.startswith(("init_from", "tokenizer"))]
+    next_one = [word for word in words if not word.startswith(("init_from", "tokenizer"))]
     started = transfer(*next_one, "init_from=run", "run.dir=next")
 
-    assert [each.code for each in (goes_on, answered, started)] == [0, 0, 0], started.err
+    assert [ended.code for ended in (goes_on, answered, started)] == [0, 0, 0], started.err
     assert json.loads(answered.out)["label"]
 
 
@@ -232,11 +232,11 @@ def adapted(pretrained, loop, tmp_path_factory):
 
 
 def test_the_language_model_reads_all_texts_with_its_own_tokenizer(adapted, pretrained, read_json):
-    found = read_json(adapted / "results.json")
+    results = read_json(adapted / "results.json")
 
-    assert found["presets"]["data"] == "sample_questions_text"
-    assert {"token_perplexity", "word_perplexity"} <= set(found["measures"]["validation"])
-    assert found["labels"] == []
+    assert results["presets"]["data"] == "sample_questions_text"
+    assert {"token_perplexity", "word_perplexity"} <= set(results["measures"]["validation"])
+    assert results["labels"] == []
     same = [(run / "model" / "tokenizer.json").read_bytes() for run in (adapted, pretrained)]
     assert same[0] == same[1]
 

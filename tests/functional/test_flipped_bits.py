@@ -29,7 +29,7 @@ def flip(file, share):
 def refused(ended, *said):
     """Return whether a command ended in one line that names the file, and left nothing."""
     return (
-        ended.code == 2 and ended.err.count("\n") == 1 and all(each in ended.err for each in said)
+        ended.code == 2 and ended.err.count("\n") == 1 and all(text in ended.err for text in said)
     )
 
 
@@ -153,8 +153,8 @@ def test_a_run_goes_on_from_what_is_whole(longer, transfer, tmp_path, name):
     assert ("trying step 3, with 0 more left" in ended.err) is newest
     for file in ("model/weights.safetensors", "checkpoints/best/weights.safetensors"):
         assert (run / file).read_bytes() == (whole / file).read_bytes()
-    measures = [json.loads((each / "results.json").read_text())["measures"]
-                for each in (run, whole)]  # fmt: skip
+    measures = [json.loads((folder / "results.json").read_text())["measures"]
+                for folder in (run, whole)]  # fmt: skip
     assert measures[0] == measures[1]
 
 
@@ -183,8 +183,8 @@ def test_a_flipped_bit_of_the_cache_changes_no_run(
     monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
     transfer(*words, "loop.steps=1", "run.dir=first").ok()
     damaged = list((tmp_path / "cache").glob(file))
-    for each in damaged:
-        flip(each, share)
+    for path in damaged:
+        flip(path, share)
 
     second = transfer(*words, "loop.steps=1", "run.dir=second").ok()
 

@@ -41,8 +41,8 @@ def pretrained_score(transfer, deep):
     def call(*words):
         words = (*(words or ("split=validation",)), "output=score.json")
         transfer("evaluate", f"run={deep}", *words).ok()
-        (found,) = json.loads(Path("score.json").read_text())["measures"].values()
-        return found
+        (measures,) = json.loads(Path("score.json").read_text())["measures"].values()
+        return measures
 
     return call
 
@@ -58,29 +58,29 @@ def pretrained_score(transfer, deep):
     ],
 )
 def test_a_frozen_backbone_forgets_nothing(preset, words, adapt, pretrained_score):
-    _, found = adapt(preset, "forgetting.data=source", *words)
+    _, forgetting = adapt(preset, "forgetting.data=source", *words)
 
-    assert found["before"] == pytest.approx(pretrained_score(), rel=1e-6)
-    assert found["after"] == found["before"]
+    assert forgetting["before"] == pytest.approx(pretrained_score(), rel=1e-6)
+    assert forgetting["after"] == forgetting["before"]
     records = [r for r in read_metrics(Path("run/metrics.jsonl")) if r["kind"] == "forgetting"]
-    assert records[-1] == {"kind": "forgetting", "step": 6, **found["after"]}
+    assert records[-1] == {"kind": "forgetting", "step": 6, **forgetting["after"]}
 
 
 @pytest.mark.parametrize("preset", ["full", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt, pretrained_score):
-    ended, found = adapt(preset, "forgetting.data=source", "optimizer.lr=0.05")
+    ended, forgetting = adapt(preset, "forgetting.data=source", "optimizer.lr=0.05")
 
-    assert found["before"] == pytest.approx(pretrained_score(), rel=1e-6)
-    assert found["after"]["loss"] != found["before"]["loss"]
-    assert found["after"].keys() == MEASURES
-    before, after = (found[when]["token_perplexity"] for when in ("before", "after"))
+    assert forgetting["before"] == pytest.approx(pretrained_score(), rel=1e-6)
+    assert forgetting["after"]["loss"] != forgetting["before"]["loss"]
+    assert forgetting["after"].keys() == MEASURES
+    before, after = (forgetting[when]["token_perplexity"] for when in ("before", "after"))
     assert f"source     token_perplexity {before:.4g} before, {after:.4g} after" in ended.out
     # The weights that are stored, under the head of the checkpoint.
     tensors = open_pretrained("run").tensors()
     trained = open_trained("run", FP32)
     backbone = {n: t for n, t in tensors.items() if n.startswith("backbone.")}
-    own = {f"backbone.{n}": t for n, t in trained.model.backbone.state_dict().items()}
-    assert all(torch.equal(backbone[name], own[name]) for name in own)
+    state = {f"backbone.{n}": t for n, t in trained.model.backbone.state_dict().items()}
+    assert all(torch.equal(backbone[name], state[name]) for name in state)
 
 
 def test_a_run_that_is_not_asked_measures_nothing(adapted, read_json):
@@ -94,7 +94,7 @@ def test_a_run_that_is_not_asked_measures_nothing(adapted, read_json):
 
 
 def test_blocks_limit_it_to_some_that_are_spread_evenly(adapt, deep, short_text):
-    _, found = adapt("frozen", "forgetting.data=source", "forgetting.blocks=3")
+    _, forgetting = adapt("frozen", "forgetting.data=source", "forgetting.blocks=3")
 
     trained = open_trained(str(deep), FP32)
     config, start = trained.config, trained.start
@@ -106,23 +106,23 @@ def test_blocks_limit_it_to_some_that_are_spread_evenly(adapt, deep, short_text)
     assert last > 4
     some = Split("validation", split.data, order=np.array([0, last // 2, last]))
     wanted = evaluate(trained.model, trained.objective, some, batch=8, precision=FP32).measures
-    assert found["before"] == pytest.approx(wanted, rel=1e-6)
-    assert "word_perplexity" not in found["before"]
+    assert forgetting["before"] == pytest.approx(wanted, rel=1e-6)
+    assert "word_perplexity" not in forgetting["before"]
 
 
 def test_it_can_be_measured_on_a_text_of_ones_own(adapt, pretrained_score, corpus, short_text):
-    _, found = adapt("full", f"forgetting.data={corpus}")
+    _, forgetting = adapt("full", f"forgetting.data={corpus}")
 
     other = ("data=text", f"data.train={short_text}", f"data.validation={corpus}")
     wanted = pretrained_score("split=validation", *other, "data.length=16")
-    assert found["before"]["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
+    assert forgetting["before"]["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
 
 
 @pytest.mark.slow
 def test_it_can_be_measured_on_a_data_set(adapt):
-    _, found = adapt("frozen", "data@forgetting.data=sample_text", "forgetting.blocks=5")
+    _, forgetting = adapt("frozen", "data@forgetting.data=sample_text", "forgetting.blocks=5")
 
-    assert found["before"] == found["after"]
+    assert forgetting["before"] == forgetting["after"]
 
 
 @pytest.mark.slow
@@ -155,11 +155,11 @@ def test_a_second_adaptation_is_measured_on_the_first_pretraining(
     adapt("adapters", "forgetting.data=source", "optimizer.lr=0.05")
     Path("run").rename("first")
 
-    _, found = adapt("frozen", "init_from=first", "forgetting.data=source")
+    _, forgetting = adapt("frozen", "init_from=first", "forgetting.data=source")
 
     first = read_json(tmp_path / "first" / "results.json")["forgetting"]
-    assert found["before"] == pytest.approx(first["after"], rel=1e-6)
-    assert found["after"] == found["before"]
+    assert forgetting["before"] == pytest.approx(first["after"], rel=1e-6)
+    assert forgetting["after"] == forgetting["before"]
 
 
 @pytest.mark.slow
@@ -172,8 +172,8 @@ def test_a_masked_model_is_measured_by_what_it_restores(
         "finetune", *adapting("frozen"), "init_from=masked", "forgetting.data=source", "run.dir=run"
     ).ok()
 
-    found = read_json("run/results.json")["forgetting"]
-    assert found["before"] == found["after"]
+    forgetting = read_json("run/results.json")["forgetting"]
+    assert forgetting["before"] == forgetting["after"]
     transfer("evaluate", "run=masked", "split=validation", "output=score.json").ok()
     wanted = read_json("score.json")["measures"]["validation"]
-    assert found["before"] == pytest.approx(wanted, rel=1e-6)
+    assert forgetting["before"] == pytest.approx(wanted, rel=1e-6)

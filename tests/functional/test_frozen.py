@@ -196,17 +196,17 @@ def results(run):
 def test_a_table_and_a_model_are_enough_and_it_ends_in_words(quick):
     ended = quick("run")
 
-    found = results("run")
-    assert found["parameters"]["trainable"] == 2 * 16 + 2
+    outcome = results("run")
+    assert outcome["parameters"]["trainable"] == 2 * 16 + 2
     first, *_ = read_metrics(Path("run/metrics.jsonl"))
     assert first["loss"] == pytest.approx(math.log(2), abs=0.05)
     # 'Who built' and 'Where is' tell the labels.
-    assert found["by_words"] == {
+    assert outcome["by_words"] == {
         "split": "validation", "right": 3, "scored": 3, "trained_on": 27, "of": 27,
     }  # fmt: skip
     said = " ".join(ended.out.split())
     assert "always saying 'person' gets 67 right, a linear model on words 100" in said
-    assert ("more than this model" in said) == (found["measures"]["validation"]["accuracy"] < 1)
+    assert ("more than this model" in said) == (outcome["measures"]["validation"]["accuracy"] < 1)
 
 
 def test_the_minimum_is_the_same_in_any_portions_and_without_cached_features(quick):
@@ -214,9 +214,9 @@ def test_the_minimum_is_the_same_in_any_portions_and_without_cached_features(qui
     quick("run", one, "loop.steps=1")
     quick("portions", one, "loop.steps=2", "loop.micro_batch=5", "loop.cache_features=false")
 
-    found = load_file("portions/model/weights.safetensors")
+    weights = load_file("portions/model/weights.safetensors")
     for key, tensor in load_file("run/model/weights.safetensors").items():
-        assert found[key].allclose(tensor, atol=5e-3), key
+        assert weights[key].allclose(tensor, atol=5e-3), key
 
 
 @pytest.mark.slow

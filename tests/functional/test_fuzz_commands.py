@@ -33,9 +33,9 @@ def run(finetuned, tmp_path_factory):
     """Return a copy of a run with an analysis."""
     run = shutil.copytree(finetuned, tmp_path_factory.mktemp("fuzzed") / "run")
     (run / "analyses").mkdir()
-    found = {"title": "t", "summary": "s", "values": {"a": 1}}
+    analysis = {"title": "t", "summary": "s", "values": {"a": 1}}
     table = {"columns": ["a", "b"], "rows": [["c", 1.5], ["d", None]]}
-    (run / "analyses" / "lengths.json").write_text(json.dumps({**found, "table": table}))
+    (run / "analyses" / "lengths.json").write_text(json.dumps({**analysis, "table": table}))
     return run
 
 
@@ -77,12 +77,12 @@ def changed(draw, path: Path) -> None:
 def tried(data, folder, tmp_path, commands, look) -> None:
     """Change a file of a copy, and run a command on that."""
     copy = tmp_path / "copy"
-    for each in ("copy", "exported", "runs", "page.html", "answers.csv"):
-        path = tmp_path / each
+    for entry in ("copy", "exported", "runs", "page.html", "answers.csv"):
+        path = tmp_path / entry
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     shutil.copytree(folder, copy)
     kinds = {".json", ".jsonl", ".yaml"}
-    files = sorted(each.relative_to(copy) for each in copy.rglob("*") if each.suffix in kinds)
+    files = sorted(entry.relative_to(copy) for entry in copy.rglob("*") if entry.suffix in kinds)
     file = copy / data.draw(st.sampled_from(files))
     changed(data.draw, file)
     if data.draw(st.booleans()):  # who changes a model on purpose changes its hashes, too

@@ -262,7 +262,7 @@ def test_all_of_it_goes_to_a_file_or_to_standard_output(fill, tmp_path):
     assert json.loads((tmp_path / "found.jsonl").read_text()) == shown
     assert shown["text"] == "a=b, [MASK] ${y}"
     (candidates,) = shown["gaps"]
-    assert [set(each) for each in candidates] == [{"text", "token", "probability"}] * 3
+    assert [set(candidate) for candidate in candidates] == [{"text", "token", "probability"}] * 3
     word = candidates[0]["text"].removeprefix("##")
     assert shown["filled"] == f"a=b, {word} ${{y}}"
     assert shown["filled"] in table
@@ -293,6 +293,6 @@ def test_a_published_model_fills_gaps_as_its_own_implementation_does(transfer, t
     (candidates,) = json.loads(ended.out)["gaps"]
     shares_V[sorted(tokenizer.special)] = 0
     best = shares_V.topk(3)
-    assert [each["token"] for each in candidates] == tokenizer.pieces(best.indices.tolist())
-    found = [each["probability"] for each in candidates]
-    assert found == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert [word["token"] for word in candidates] == tokenizer.pieces(best.indices.tolist())
+    probabilities = [word["probability"] for word in candidates]
+    assert probabilities == pytest.approx(best.values.tolist(), rel=1e-4)

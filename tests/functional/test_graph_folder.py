@@ -109,12 +109,12 @@ def test_a_published_models_graph_is_read_in_its_own_way(family, transfer, tmp_p
         "gpt2": ("evaluate", "data=text", "data.train=in.txt", "split=train"),
     }  # fmt: skip
 
-    found = [
+    outputs = [
         transfer(*words[family], f"run={place}").ok().out.split()
         for place in ("published", "graph")
     ]
 
-    numbers = [[float(w.replace(",", "")) for w in words if w[:1].isdigit()] for words in found]
+    numbers = [[float(w.replace(",", "")) for w in words if w[:1].isdigit()] for words in outputs]
     assert numbers[1] == pytest.approx(numbers[0], rel=1e-4)
 
 
@@ -197,18 +197,18 @@ def test_eight_bits_are_smaller_and_what_they_cost_is_measured(classifier, quest
 @pytest.mark.slow
 def test_heads_that_are_pruned_leave_a_smaller_graph(classifier, transfer, tmp_path):
     shape = read_description(classifier / "model").shape
-    found = tmp_path / "importance.json"
+    path = tmp_path / "importance.json"
     heads = torch.arange(shape.depth * shape.heads).view(shape.depth, shape.heads)
-    found.write_text(json.dumps({"heads": heads.tolist()}))
-    words = ("export", f"run={classifier}", f"prune={found}")
+    path.write_text(json.dumps({"heads": heads.tolist()}))
+    words = ("export", f"run={classifier}", f"prune={path}")
 
     for to, share in (("whole", 0), ("pruned", 0.5)):
         ended = transfer(*words, f"to={to}", "format=onnx", f"prune_share={share}").ok()
 
     assert f"{heads.numel() // 2} of {heads.numel()} heads" in ended.out
-    sizes = [(tmp_path / each / "model.onnx").stat().st_size for each in ("whole", "pruned")]
+    sizes = [(tmp_path / folder / "model.onnx").stat().st_size for folder in ("whole", "pruned")]
     assert sizes[1] < sizes[0]
     transfer(*words, "to=x").refusal("prune", "format=onnx")
     transfer(*words, "to=x", "format=onnx", "prune_share=2").refusal("prune_share", "2")
-    found.write_text(json.dumps({"heads": [[1.0]]}))
+    path.write_text(json.dumps({"heads": [[1.0]]}))
     transfer(*words, "to=x", "format=onnx").refusal("prune", "importance.json")

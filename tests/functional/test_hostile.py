@@ -113,8 +113,8 @@ def test_a_description_of_more_than_the_weights_hold_takes_no_memory(
     if key == "shape.output_transform":
         assert "byte 0xFF" in line  # nothing in a classifier depends on it
     else:
-        found = ("does not fill this model's backbone", " lacks ", "out of memory")
-        assert any(each in line for each in found)
+        reasons = ("does not fill this model's backbone", " lacks ", "out of memory")
+        assert any(reason in line for reason in reasons)
 
 
 @pytest.mark.parametrize("name", ["environment.json", "presets.json", "status.json"])
@@ -368,7 +368,9 @@ COLOUR = ("\x1b[0m", "\x1b[1m", "\x1b[2m", *(f"\x1b[{a};3{b}m" for a in "01" for
 
 
 def check(shown, words):
-    wrong = {each for each in shown if not each.isprintable() and each not in "\n\t"}
+    wrong = {
+        character for character in shown if not character.isprintable() and character not in "\n\t"
+    }
     assert not wrong, (words, wrong, shown)
     assert not [line for line in shown.split("\n") if line.startswith("FORGED")], (words, shown)
 

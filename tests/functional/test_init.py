@@ -37,10 +37,10 @@ def test_a_folder_holds_a_copy_for_each_group_and_how_to_use_it(transfer, tmp_pa
 def test_presets_mark_what_is_ones_own(transfer, configs):
     ended = transfer("presets", "--config-dir", "configs", "--json")
 
-    own = {f"{each['group']}/{each['option']}": each for each in json.loads(ended.out)
-           if each["origin"] == "yours"}  # fmt: skip
-    assert own.keys() == STARTERS.keys()
-    assert all(each["used"] for each in own.values())
+    presets = {f"{preset['group']}/{preset['option']}": preset for preset in json.loads(ended.out)
+               if preset["origin"] == "yours"}  # fmt: skip
+    assert presets.keys() == STARTERS.keys()
+    assert all(preset["used"] for preset in presets.values())
     listed = transfer("presets", "model", "--config-dir", "configs").out
     assert "Mine, begun as model=tiny  (configs/model/mine.yaml)" in listed
 

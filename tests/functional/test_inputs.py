@@ -64,23 +64,23 @@ def spread(row):
     if more is None:
         yield row
     elif isinstance(more, list):
-        for own in more:
-            yield from spread(joined(row, own, own["case"], own.get("command", "")))
+        for variant in more:
+            yield from spread(joined(row, variant, variant["case"], variant.get("command", "")))
     else:
-        for words, own in more.items():
-            own = {"says": own} if isinstance(own, list) else own
-            yield joined(row, own, words, words)
+        for words, variant in more.items():
+            variant = {"says": variant} if isinstance(variant, list) else variant
+            yield joined(row, variant, words, words)
 
 
-def joined(row, own, case, words):
-    """Return a row with what one of its own has beyond it."""
+def joined(row, variant, case, words):
+    """Return a row with what a variant of it has beyond it."""
     return {
         **row,
-        **own,
+        **variant,
         "case": f"{row['case']}: {case}",
         "command": f"{row['command']} {words}",
-        "files": {**row.get("files", {}), **own.get("files", {})},
-        "says": [*row.get("says", ()), *own.get("says", ())],
+        "files": {**row.get("files", {}), **variant.get("files", {})},
+        "says": [*row.get("says", ()), *variant.get("says", ())],
     }
 
 

@@ -54,8 +54,8 @@ def on_a_terminal(*words, columns=80):
         stdin=theirs, stdout=theirs, stderr=theirs, env=dict(os.environ),
     )  # fmt: skip
     os.close(theirs)
-    found = read_terminal(ours)
-    return process.wait(), found
+    output = read_terminal(ours)
+    return process.wait(), output
 
 
 def in_a_pipe(*words):
@@ -150,10 +150,10 @@ def test_programs_get_json(transfer, tmp_path, monkeypatch):
     ended = transfer("info", "--json")
 
     assert (ended.code, ended.err) == (0, "")
-    found = json.loads(ended.out)
-    assert found["versions"]["torch"] == metadata.version("torch")
-    assert len(found["gpus"]) == torch.cuda.device_count()
-    folders = {folder["name"]: folder["path"] for folder in found["folders"]}
+    info = json.loads(ended.out)
+    assert info["versions"]["torch"] == metadata.version("torch")
+    assert len(info["gpus"]) == torch.cuda.device_count()
+    folders = {folder["name"]: folder["path"] for folder in info["folders"]}
     assert folders["data"] == str(tmp_path / "data")
     assert folders["cache"] == str(tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []

@@ -20,9 +20,9 @@ SAMPLE = ("data=sample_questions", "device=cpu", "loop.batch=32")
 
 
 @pytest.fixture(scope="module")
-def found(pretrained, tmp_path_factory):
+def range_test(pretrained, tmp_path_factory):
     """Return the folder of a range test, and what it printed."""
-    folder = tmp_path_factory.mktemp("found") / "rates"
+    folder = tmp_path_factory.mktemp("range_test") / "rates"
     words = (*SAMPLE, *STEPS, f"init_from={pretrained}", "adaptation=discriminative")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(["lr-find", "finetune", *words, f"run.dir={folder}"]) == 0
@@ -30,8 +30,8 @@ def found(pretrained, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_folder_holds_the_curve_in_every_form(found, read_json):
-    folder, _ = found
+def test_the_folder_holds_the_curve_in_every_form(range_test, read_json):
+    folder, _ = range_test
 
     assert sorted(path.name for path in folder.iterdir()) == [
         "curve.csv", "curve.png", "settings.yaml", "suggestion.json", "tensorboard",
@@ -50,8 +50,8 @@ def test_the_folder_holds_the_curve_in_every_form(found, read_json):
     assert rates[0] < said["optimizer.lr"] < rates[-1]
 
 
-def test_each_layer_group_has_a_suggestion_at_its_own_scale(found, read_json):
-    folder, out = found
+def test_each_layer_group_has_a_suggestion_at_its_own_scale(range_test, read_json):
+    folder, out = range_test
 
     said = read_json(folder / "suggestion.json")
     rates = list(said["groups"].values())
@@ -63,11 +63,11 @@ def test_each_layer_group_has_a_suggestion_at_its_own_scale(found, read_json):
         assert f"  {name}: {rate:.2g}\n" in out
 
 
-def test_tensorboard_has_the_picture_and_the_curve(found):
+def test_tensorboard_has_the_picture_and_the_curve(range_test):
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
-    folder, _ = found
+    folder, _ = range_test
     (file,) = (folder / "tensorboard").iterdir()
     reader, tags, picture = PyRecordReader_New(str(file)), [], b""
     while True:
@@ -86,8 +86,8 @@ def test_tensorboard_has_the_picture_and_the_curve(found):
     assert tags.count("lr_find/loss") == tags.count("lr_find/rate") == steps
 
 
-def test_the_suggestion_is_printed_and_the_line_to_type_next(found, read_json):
-    folder, out = found
+def test_the_suggestion_is_printed_and_the_line_to_type_next(range_test, read_json):
+    folder, out = range_test
 
     rate = read_json(folder / "suggestion.json")["optimizer.lr"]
     assert f"suggested: optimizer.lr={rate:.2g}, where the loss fell fastest" in out
@@ -98,8 +98,8 @@ def test_the_suggestion_is_printed_and_the_line_to_type_next(found, read_json):
     assert "run.dir" not in line
 
 
-def test_the_line_to_type_next_starts_a_run(found, transfer):
-    line = re.search(r"  next +transfer (.*)$", found[1], re.MULTILINE)[1]
+def test_the_line_to_type_next_starts_a_run(range_test, transfer):
+    line = re.search(r"  next +transfer (.*)$", range_test[1], re.MULTILINE)[1]
 
     transfer(*shlex.split(line), "loop.steps=1", "run.dir=run").ok()
 

@@ -112,7 +112,7 @@ def test_of_two_machines_that_begin_a_run_at_once_one_goes_on(on, disk, words, w
     for process in both:
         said = (folder / f"output-{process.pid}").read_text()
         refused = ("is writing to", "already holds", "is not empty")
-        assert process.exitcode == 0 or any(each in said for each in refused), said
+        assert process.exitcode == 0 or any(reason in said for reason in refused), said
     assert differences(whole, folder / "run") == []
 
 

@@ -88,19 +88,19 @@ def _waiting_is(mode: str) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def plain(found):
-    """Return what was found as tensors of the host."""
-    return [each.cpu() for each in on_stand_in.flat(found)]
+def plain(outcome):
+    """Return an outcome as tensors of the host."""
+    return [tensor.cpu() for tensor in on_stand_in.flat(outcome)]
 
 
 @pytest.mark.parametrize("name", WORKING)
 def test_the_device_computes_what_the_host_does_and_no_step_waits(name):
     case = CASES[name]
     with no_waits(case.waits):
-        found = case.compute(DEVICE)
+        outcome = case.compute(DEVICE)
     if case.on_host:
         assert_close(
-            plain(found), plain(case.compute(torch.device("cpu"))), **on_stand_in.TOLERANCE
+            plain(outcome), plain(case.compute(torch.device("cpu"))), **on_stand_in.TOLERANCE
         )
 
 
@@ -115,16 +115,16 @@ def test_a_planted_fault_is_found(name):
 @pytest.mark.parametrize("parts", [(Window(64), Stride(64)), (OwnBlock(64), Summary(64, 4))])
 @pytest.mark.parametrize("starts", [None, [0, 30]])
 def test_sparse_attention_and_its_gradients_are_those_of_the_host(parts, starts):
-    found = []
+    outcomes = []
     for device in (torch.device("cpu"), DEVICE):
         torch.manual_seed(0)
         states = [torch.randn(2, 4, 300, 32).to(device).requires_grad_() for _ in range(3)]
         view = SparseView(parts, None if starts is None else torch.tensor(starts, device=device))
         mixed = view.attend(*states)[:, :, 30:]
         mixed.pow(2).sum().backward()
-        found.append([mixed, *(each.grad for each in states)])
+        outcomes.append([mixed, *(state.grad for state in states)])
 
-    assert_close(plain(found[1]), plain(found[0]), rtol=1e-3, atol=1e-3)
+    assert_close(plain(outcomes[1]), plain(outcomes[0]), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -165,8 +165,8 @@ def test_losses_are_those_of_the_host(kind, compiled, recomputed, data, model):
         pytest.skip("tests/unit/engine/test_compiling.py does this on a CPU")
     shape = MODELS[model]
     expected = losses(torch.device("cpu"), data, **shape)
-    found = losses(DEVICE, data, kind=kind, compiled=compiled, recomputed=recomputed, **shape)
-    assert_close(found, expected, **TOLERANCE[kind])
+    measured = losses(DEVICE, data, kind=kind, compiled=compiled, recomputed=recomputed, **shape)
+    assert_close(measured, expected, **TOLERANCE[kind])
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=on_a_gpu_alone)])
@@ -194,7 +194,7 @@ def test_a_loss_in_half_precision_is_as_near_to_float64_as_one_of_rounded_produc
             [t.detach().to(DEVICE, torch.float32) for t in exact], "bf16", compiled=compiled
         )
         pairs = zip(plain(gradients), wanted, strict=True)
-        errors.append([float((own - right).norm() / right.norm()) for own, right in pairs])
+        errors.append([float((grad - right).norm() / right.norm()) for grad, right in pairs])
     assert max(errors[0]) < 0.01
     assert errors[0][1] <= errors[1][1]
 
@@ -259,9 +259,9 @@ for _name, _function in (("replicated", replicated), ("sharded", sharded)):
 )
 def test_processes_give_what_one_gives(count, function, over, tmp_path):
     alone = trained()
-    for found in several.on_processes(count, function, tmp_path, over):
-        assert_close(found["losses"], alone["losses"], rtol=1e-4, atol=1e-5)
-        assert_close(found["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
+    for outcome in several.on_processes(count, function, tmp_path, over):
+        assert_close(outcome["losses"], alone["losses"], rtol=1e-4, atol=1e-5)
+        assert_close(outcome["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -300,10 +300,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(begin, transfer, at_record, reco
     stopped, ended = begin("stopped")
     assert "go on with transfer pretrain resume=" in ended.err
     transfer("pretrain", f"resume={stopped}")
-    found, expected = weights(stopped), weights(whole)
-    is_bitwise = all(each.equal(expected[name]) for name, each in found.items())
+    resumed, expected = weights(stopped), weights(whole)
+    is_bitwise = all(tensor.equal(expected[name]) for name, tensor in resumed.items())
     record_property("bitwise", is_bitwise)
-    assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(resumed, expected, rtol=1e-5, atol=1e-6)
     assert is_bitwise or IS_GPU
 
 

@@ -72,7 +72,7 @@ def test_every_command_of_a_task_runs(name, ended_well, tmp_path, monkeypatch, r
     (tmp_path / "pairs.csv").write_text("text,pair\nWhat is Kadru ?,Who is Mavazu ?\n")
 
     # The others are about files of one's own.
-    for words in (each for each in typed if any("runs/" in word for word in each)):
+    for words in (command for command in typed if any("runs/" in word for word in command)):
         monkeypatch.setattr("sys.stdin", io.StringIO("What is Kadru ?\n"))
         last = EXPORTED.get(name, "family=null") if words[0] == "export" else "device=cpu"
         ended_well([*words, last])
@@ -111,9 +111,9 @@ def test_every_command_on_rare_labels_runs(ended_well, pretrained, read_json):
 
     runs = sorted(Path("runs").rglob("results.json"))
     stored = [read_json(run.parent / "model" / "model.json")["objective"] for run in runs]
-    weights = [each["class_weight"] for each in stored]
+    weights = [objective["class_weight"] for objective in stored]
     assert weights.count(None) == 2
-    assert all(each["urgent"] > each["other"] > 0 for each in weights if each)
+    assert all(weight["urgent"] > weight["other"] > 0 for weight in weights if weight)
     assert len(weights) == 5
 
 
@@ -325,19 +325,19 @@ FIRST_STEP = ("engine/step.py", "TrainStep.__call__")
 @pytest.fixture
 def called():
     """Return what is called of the package until the first step, in order: file and name."""
-    found, before = [], sys.getprofile()
+    calls, before = [], sys.getprofile()
 
     def note(frame, event, _):
         code = frame.f_code
         is_function = code.co_flags & inspect.CO_OPTIMIZED  # not the body of a class
         if event == "call" and is_function and code.co_filename.startswith(f"{ROOT}/"):
             file = Path(code.co_filename).relative_to(ROOT).as_posix()
-            found.append((file, code.co_qualname))
-            if found[-1] == FIRST_STEP:
+            calls.append((file, code.co_qualname))
+            if calls[-1] == FIRST_STEP:
                 sys.setprofile(before)
 
     sys.setprofile(note)
-    yield found
+    yield calls
     sys.setprofile(before)
 
 
@@ -348,6 +348,6 @@ def test_the_page_names_what_a_fine_tuning_with_lora_calls_in_order(transfer, ad
     stops = [tuple(quoted(cell)[0] for cell in row[:2]) for row in table("From the shell")]
     # The first call of each, by its name or by a method.
     names = [{(file, name), (file, name.partition(".")[0])} for file, name in called]
-    places = [[at for at, found in enumerate(names) if stop in found][:1] for stop in stops]
+    places = [[at for at, aliases in enumerate(names) if stop in aliases][:1] for stop in stops]
     assert [] not in places
     assert places == sorted(places)

@@ -80,10 +80,10 @@ def apply(folder, model):
     for module in config["target_modules"]:
         part = model.get_submodule(module)
         weight = part.weight.T if config["fan_in_fan_out"] else part.weight
-        own = {n: tensors.pop(n) for n in [*tensors] if n.startswith(f"{module}.")}
-        own = {name.removeprefix(f"{module}."): tensor for name, tensor in own.items()}
+        edit = {n: tensors.pop(n) for n in [*tensors] if n.startswith(f"{module}.")}
+        edit = {name.removeprefix(f"{module}."): tensor for name, tensor in edit.items()}
         if config["peft_type"] == "IA3":
-            factors = own["ia3_l"]
+            factors = edit["ia3_l"]
             assert factors.shape[0 if module in config["feedforward_modules"] else 1] == 1
             weight *= factors
             if module not in config["feedforward_modules"] and part.bias is not None:
@@ -91,10 +91,10 @@ def apply(folder, model):
             continue
         rank = config["rank_pattern"].get(module, config["r"])
         alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
-        assert len(own["lora_A.weight"]) == rank
-        weight += alpha / rank * own["lora_B.weight"] @ own["lora_A.weight"]
+        assert len(edit["lora_A.weight"]) == rank
+        weight += alpha / rank * edit["lora_B.weight"] @ edit["lora_A.weight"]
         if config["use_dora"]:
-            weight *= (own["lora_magnitude_vector"] / weight.norm(dim=1))[:, None]
+            weight *= (edit["lora_magnitude_vector"] / weight.norm(dim=1))[:, None]
     for name in tensors:
         assert any(name.startswith(f"{kept}.") for kept in config["modules_to_save"])
     assert not model.load_state_dict(tensors, strict=False).unexpected_keys

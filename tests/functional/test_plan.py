@@ -15,9 +15,9 @@ STAGE = re.compile(r" +(\d+) +([\d,]+)-([\d,]+) +([\d,]+) \(([\d.]+) %\)  (\S.*)
 
 def stages_of(text):
     """Return number, first step, last step, count, share and groups of each stage of a plan."""
-    found = [match.groups() for match in map(STAGE.fullmatch, text.splitlines()) if match]
+    rows = [match.groups() for match in map(STAGE.fullmatch, text.splitlines()) if match]
     return [
-        (*(int(part.replace(",", "")) for part in row[:4]), float(row[4]), row[5]) for row in found
+        (*(int(part.replace(",", "")) for part in row[:4]), float(row[4]), row[5]) for row in rows
     ]
 
 

@@ -347,7 +347,7 @@ def relabelled(finetuned, tmp_path):
 
 
 def shares_of(answers):
-    return np.array([[each["probabilities"][label] for label in LABELS] for each in answers])
+    return np.array([[answer["probabilities"][label] for label in LABELS] for answer in answers])
 
 
 def test_several_runs_answer_with_the_mean_of_their_probabilities(

@@ -52,8 +52,8 @@ def signalled(monkeypatch):
 
 
 def partial_of(folder):
-    (found,) = folder.glob("out.*.partial")
-    return found
+    (path,) = folder.glob("out.*.partial")
+    return path
 
 
 @pytest.mark.parametrize(

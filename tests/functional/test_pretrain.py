@@ -69,23 +69,23 @@ def test_the_config_is_resolved_and_what_was_typed_is_kept(pretrained):
 
 
 def test_the_results_are_what_reports_read(pretrained, read_json):
-    found = read_json(pretrained / "results.json")
+    results = read_json(pretrained / "results.json")
 
-    assert found["command"] == "pretrain"
-    assert found["seed"] == 0
-    assert found["presets"]["data"] == "sample_text"
-    assert found["presets"]["objective"] == "clm"
-    assert found["presets"]["model"] == "tiny"
-    assert set(found["measures"]) == {"validation", "test"}
-    for measures in found["measures"].values():
+    assert results["command"] == "pretrain"
+    assert results["seed"] == 0
+    assert results["presets"]["data"] == "sample_text"
+    assert results["presets"]["objective"] == "clm"
+    assert results["presets"]["model"] == "tiny"
+    assert set(results["measures"]) == {"validation", "test"}
+    for measures in results["measures"].values():
         assert set(measures) == TEXT_MEASURES
         assert all(isinstance(value, float) for value in measures.values())
         assert measures["token_perplexity"] == pytest.approx(math.exp(measures["loss"]))
-    assert found["parameters"]["total"] == found["parameters"]["trainable"] > 0
-    assert found["seen"]["steps"] == 6
-    assert found["seen"]["examples"] == 6 * 8
-    assert found["seen"]["tokens"] == 6 * 8 * 32
-    assert {"python", "torch", "transfer-cli"} <= set(found["versions"])
+    assert results["parameters"]["total"] == results["parameters"]["trainable"] > 0
+    assert results["seen"]["steps"] == 6
+    assert results["seen"]["examples"] == 6 * 8
+    assert results["seen"]["tokens"] == 6 * 8 * 32
+    assert {"python", "torch", "transfer-cli"} <= set(results["versions"])
 
 
 def test_what_depends_on_the_clock_is_apart(pretrained, read_json):
@@ -262,8 +262,8 @@ def bounded(transfer, corpus, tiny, loop, tmp_path):
 
 
 def rates(run):
-    records = [each for each in read_metrics(run / "metrics.jsonl") if each["kind"] == "train"]
-    return [each[next(name for name in each if name.startswith("rate/"))] for each in records]
+    records = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
+    return [row[next(name for name in row if name.startswith("rate/"))] for row in records]
 
 
 def seconds(run):
@@ -272,11 +272,11 @@ def seconds(run):
 
 @pytest.mark.slow
 def test_a_run_by_the_clock_ends_in_time_at_the_end_of_its_rate(bounded):
-    found = rates(bounded)
+    curve = rates(bounded)
 
     assert SECONDS <= seconds(bounded) < 10 * SECONDS
-    assert found == sorted(found, reverse=True)
-    assert found[-1] < 0.3 * found[0]
+    assert curve == sorted(curve, reverse=True)
+    assert curve[-1] < 0.3 * curve[0]
     assert json.loads((bounded / "status.json").read_text())["status"] == "finished"
 
 
@@ -432,11 +432,11 @@ def test_a_run_is_scored_again_and_adapted_and_its_model_has_no_generator(mode, 
 
     again = json.loads(Path("again.json").read_text())["measures"]["test"]
     assert again == pytest.approx(measures("run")["test"], rel=1e-5)
-    own = parts_of("run")
-    assert not [name for name in own if name.startswith("heads.generator")]
-    assert any(name.startswith("heads.") for name in own)
+    parts = parts_of("run")
+    assert not [name for name in parts if name.startswith("heads.generator")]
+    assert any(name.startswith("heads.") for name in parts)
     table = "backbone.token_embedding.weight"
-    assert torch.equal(own["generator"][table], own[table])
+    assert torch.equal(parts["generator"][table], parts[table])
     words = [word for word in DETECTION if not word.startswith(("model", "tokenizer"))]
     on = ("init_from=run", "optimizer.lr=1e-12", "run.dir=on")
     transfer(*words, f"objective.mode={mode}", *on).ok()
@@ -470,9 +470,9 @@ def test_discriminator_and_generator_go_out_and_say_the_same_there(transfer):
         words = inside.heads["lm"](Encoding(inside, batch).top, table)
     assert_close(theirs, ours, atol=1e-6, rtol=0)
     assert_close(filled, words, atol=1e-5, rtol=0)
-    back, own = open_pretrained("out").tensors(), open_pretrained("run").tensors()
-    assert back.keys() == own.keys()
-    assert all(torch.equal(back[name], own[name]) for name in own)
+    back, before = open_pretrained("out").tensors(), open_pretrained("run").tensors()
+    assert back.keys() == before.keys()
+    assert all(torch.equal(back[name], before[name]) for name in before)
 
 
 @pytest.mark.slow
@@ -520,9 +520,9 @@ def test_detection_beats_who_knows_the_share_alone(transfer):
         "loop.evaluate_every=100 steps", "run.dir=run",
     ).ok()  # fmt: skip
 
-    found = measures("run")["validation"]
-    assert found["detect_excess"] < -0.012
-    assert found["auc"] > 0.55
+    scores = measures("run")["validation"]
+    assert scores["detect_excess"] < -0.012
+    assert scores["auc"] > 0.55
 
 
 # --- long texts ----------------------------------------------------------------------------------
@@ -550,7 +550,7 @@ def run(transfer, words):
 
 def test_it_is_scored_by_what_it_remembers(transfer, run, read_json):
     at = ("evaluate", run, "device=cpu")
-    found = {}
+    losses = {}
     for name, given in {
         "again": (),
         "the same": ("evaluation.context=48", "batch=3"),
@@ -559,15 +559,15 @@ def test_it_is_scored_by_what_it_remembers(transfer, run, read_json):
     }.items():
         transfer(*at, *given, f"output={name}.json").ok()
         scored = read_json(f"{name}.json")
-        found[name] = scored["measures"]["validation"]["loss"]
+        losses[name] = scored["measures"]["validation"]["loss"]
         context = scored["counts"]["validation"]["context"]
         assert context["by"] == ("windows" if name == "windows" else "memory")
 
     results = read_json("run/results.json")
     assert results["context"] == {"by": "memory", "tokens": 48, "stride": 32}
-    assert found["again"] == pytest.approx(results["measures"]["validation"]["loss"], rel=1e-5)
-    assert found["the same"] == pytest.approx(found["again"], rel=1e-6)
-    assert found["less"] != pytest.approx(found["again"], rel=1e-6)
+    assert losses["again"] == pytest.approx(results["measures"]["validation"]["loss"], rel=1e-5)
+    assert losses["the same"] == pytest.approx(losses["again"], rel=1e-6)
+    assert losses["less"] != pytest.approx(losses["again"], rel=1e-6)
 
 
 def test_it_goes_on_beyond_the_length_of_its_blocks(transfer, run, read_json):
@@ -602,8 +602,8 @@ def test_two_processes_do_what_one_does_and_one_takes_up_what_they_remember(
     transfer("pretrain", "resume=half", "loop.steps=6", "devices=1").ok()
 
     for other in ("two", "half"):
-        one, found = (load_file(f"{name}/model/weights.safetensors") for name in ("one", other))
-        assert_close(found, one, rtol=0, atol=1e-5)
+        one, shared = (load_file(f"{name}/model/weights.safetensors") for name in ("one", other))
+        assert_close(shared, one, rtol=0, atol=1e-5)
         losses = [read_json(f"{name}/results.json")["measures"] for name in ("one", other)]
         assert losses[1]["validation"] == pytest.approx(losses[0]["validation"], rel=1e-5)
 
@@ -636,16 +636,16 @@ def test_it_trains_as_it_stands_and_its_model_goes_on(attention, transfer):
 
 
 def test_a_plan_counts_the_pairs_that_are_computed(transfer):
-    found = {}
+    flops = {}
     for attention in ("full", "strided"):
         ended = transfer("plan", *REMEMBERING, f"model.attention={attention}", "plan.steps=0").ok()
         [line] = [line for line in ended.out.splitlines() if line.startswith("flops: ")]
-        found[attention] = float(re.search(r"a step takes ([\d.]+) MFLOP", line)[1])
+        flops[attention] = float(re.search(r"a step takes ([\d.]+) MFLOP", line)[1])
 
     # 8 texts of 64, 2 blocks, 4 operations for 16 numbers of all heads, in three passes: of half
     # the heads 8 x 8 x 16 pairs are left of 64 x 64, of half 8 x 8 x 8.
     saved = 8 * 2 * 4 * 16 * 3 * (64 * 64 - (1024 + 512) / 2) / 1e6
-    assert found["full"] - found["strided"] == pytest.approx(saved, abs=0.2)
+    assert flops["full"] - flops["strided"] == pytest.approx(saved, abs=0.2)
 
 
 # --- real text -----------------------------------------------------------------------------------

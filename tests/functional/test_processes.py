@@ -197,7 +197,7 @@ def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer
         [json.loads(line) for line in Path(name).read_text().splitlines()]
         for name in ("one.jsonl", "two.jsonl")
     )
-    assert [each["text"] for each in two] == [each["text"] for each in one]
+    assert [row["text"] for row in two] == [row["text"] for row in one]
     for mine, theirs in zip(two, one, strict=True):
         assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
 
@@ -269,8 +269,8 @@ def test_two_processes_train_what_one_does(kind, parallel, words_of, still, tran
     paths = [*Path("one/model").glob("*.safetensors"), *Path("one/parts").rglob("*.safetensors")]
     assert paths
     for path in paths:
-        found = load_file(Path("two", path.relative_to("one")))
-        assert_close(found, load_file(path), rtol=1e-4, atol=1e-5)
+        tensors = load_file(Path("two", path.relative_to("one")))
+        assert_close(tensors, load_file(path), rtol=1e-4, atol=1e-5)
     for name in ("loss", "averaged/loss"):
         assert losses("two", name) == pytest.approx(losses("one", name), rel=1e-4)
     files = [Path(run, "items.jsonl") for run in ("one", "two")]

@@ -32,8 +32,8 @@ def refused(transfer, tmp_path, questions):
 
 def change_config(folder, **values):
     path = folder / "config.json"
-    found = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in (found | values).items() if v != "gone"}))
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in (config | values).items() if v != "gone"}))
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def change_config(folder, **values):
         ("stride", False),
         ("storage", True),
         *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("stride", True), ("storage", False))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("stride", True), ("storage", False))
         ),
     ],
 )

@@ -60,9 +60,9 @@ def test_a_run_is_pushed_in_one_commit_with_its_measures(
     (entry,) = head["model-index"]
     measures = read_json(finetuned / "results.json")["measures"]
     told = {
-        (found["dataset"]["split"], metric["type"]): metric["value"]
-        for found in entry["results"]
-        for metric in found["metrics"]
+        (result["dataset"]["split"], metric["type"]): metric["value"]
+        for result in entry["results"]
+        for metric in result["metrics"]
     }
     for split in ("validation", "test"):
         assert told[split, "error_rate"] == measures[split]["error_rate"]

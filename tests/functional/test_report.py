@@ -173,7 +173,7 @@ def test_a_hostile_run_is_shown_as_text(transfer, tmp_path):
 
     assert done.code == 0
     for text in (done.out, (tmp_path / "out.csv").read_text(), (tmp_path / "out.md").read_text()):
-        assert all(each.isprintable() or each == "\n" for each in text)
+        assert all(character.isprintable() or character == "\n" for character in text)
     markdown = (tmp_path / "out.md").read_text()
     assert "](http" not in markdown.replace("\\](http", "")
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
@@ -198,9 +198,9 @@ def _on_terminal(folder, columns, **environment):
     words = [sys.executable, "-m", "transfer_cli", "report", "runs"]
     with subprocess.Popen(words, cwd=folder, stdout=theirs, env=kept | environment) as process:
         os.close(theirs)
-        found = read_terminal(ours)
+        output = read_terminal(ours)
     assert process.returncode == 0
-    return found
+    return output
 
 
 def _plain(text):
@@ -286,15 +286,15 @@ def rows(out):
 def test_what_differs_stands_side_by_side(transfer, two):
     done = transfer("diff", "a", "b")
 
-    found = rows(done.out)
+    table = rows(done.out)
     assert (done.code, done.err) == (0, "")
-    assert found["seed"] == ["0", "1"]
-    assert found["adaptation"] == ["full", "lora"]
-    assert found["optimizer.lr"] == ["0.001", "0.01"]
-    assert found["adaptation.edits.lora.rank"] == ["-", "8"]
-    assert found["data.labelled"] == ["100", "null"]
-    assert found["versions"] == ["torch", "2.13.0", "2.14.0"]
-    assert found["gpus"] == ["-", '["one"]']
+    assert table["seed"] == ["0", "1"]
+    assert table["adaptation"] == ["full", "lora"]
+    assert table["optimizer.lr"] == ["0.001", "0.01"]
+    assert table["adaptation.edits.lora.rank"] == ["-", "8"]
+    assert table["data.labelled"] == ["100", "null"]
+    assert table["versions"] == ["torch", "2.13.0", "2.14.0"]
+    assert table["gpus"] == ["-", '["one"]']
     assert "b - a +17.50" in done.out
     assert "p 0.065 by McNemar on 40 items" in done.out  # 2 against 9 items
     assert any(line.split() == ["parameters", "trained", "1,000", "80", "-920"]
@@ -312,12 +312,12 @@ def test_a_run_against_itself_differs_in_nothing(transfer, two):
 
 
 def test_the_same_as_json(transfer, two):
-    found = json.loads(transfer("diff", "a", "b", "--json").out)["difference"]
+    changes = json.loads(transfer("diff", "a", "b", "--json").out)["difference"]
 
-    assert {"name": "optimizer.lr", "ours": "0.001", "theirs": "0.01", "change": None} in found[
+    assert {"name": "optimizer.lr", "ours": "0.001", "theirs": "0.01", "change": None} in changes[
         "config"
     ]
-    (test,) = found["tests"]
+    (test,) = changes["tests"]
     assert (test["difference"], test["test"]) == (17.5, "McNemar")
 
 
@@ -341,8 +341,8 @@ def test_runs_of_other_commands_are_compared_as_far_as_it_makes_sense(
 ):
     done = transfer("diff", str(pretrained), str(finetuned)).ok()
 
-    found = rows(done.out)
-    assert found["command"] == ["pretrain", "finetune"]
-    assert found["test/error_rate"][:2] == ["(%)", "-"]
+    table = rows(done.out)
+    assert table["command"] == ["pretrain", "finetune"]
+    assert table["test/error_rate"][:2] == ["(%)", "-"]
     share = json.loads((finetuned / "results.json").read_text())["measures"]["test"]["accuracy"]
-    assert found["test/accuracy"] == ["(%)", "-", f"{100 * share:.6g}"]
+    assert table["test/accuracy"] == ["(%)", "-", f"{100 * share:.6g}"]

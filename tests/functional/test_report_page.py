@@ -140,7 +140,7 @@ def open_page(chromium, tmp_path, monkeypatch):
         (reports.without_results, 2),
         (reports.nothing, 0),
     ],
-    ids=lambda each: getattr(each, "__name__", ""),
+    ids=lambda parameter: getattr(parameter, "__name__", ""),
 )
 def test_every_chart_is_drawn_without_a_complaint_or_a_request(open_page, make, charts):
     opened = open_page(make)
@@ -458,9 +458,10 @@ def test_a_hostile_text_runs_nothing(open_page, tmp_path):
         bad = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
         settings = [{"adaptation": f"{bad}{at}", "optimizer.lr": 10.0**-at} for at in range(9)]
         runs = [
-            reports.classifier(folder, str(at), 9.0 + at, each) for at, each in enumerate(settings)
+            reports.classifier(folder, str(at), 9.0 + at, config)
+            for at, config in enumerate(settings)
         ]
-        groups = [reports.group(each, [run]) for each, run in zip(settings, runs, strict=True)]
+        groups = [reports.group(config, [run]) for config, run in zip(settings, runs, strict=True)]
         return reports.Report(
             (reports.task(bad, groups, labels=tuple(f"{bad}{n}" for n in "abcdef")),)
         )

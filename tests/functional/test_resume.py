@@ -57,9 +57,9 @@ def results(run):
 
 def curves(run):
     """Return the points of all curves but those that depend on the clock."""
-    found = EventAccumulator(str(Path(run) / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    names = [name for name in found.Tags()["scalars"] if "per_second" not in name]
-    return {name: [(p.step, p.value) for p in found.Scalars(name)] for name in names}
+    events = EventAccumulator(str(Path(run) / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    names = [name for name in events.Tags()["scalars"] if "per_second" not in name]
+    return {name: [(p.step, p.value) for p in events.Scalars(name)] for name in names}
 
 
 def status(run):
@@ -388,7 +388,7 @@ def test_what_an_unchanged_command_adds_and_takes_away_is_no_contradiction(trans
 
     assert "going on after step 3" in longer.err
     records = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
-    rates = [each["rate/block.0"] for each in records if each["kind"] == "train"]
+    rates = [record["rate/block.0"] for record in records if record["kind"] == "train"]
     course = f"the rate, {rates[2]:.3g} in step 3, is {rates[3]:.3g} in step 4"
     assert rates[2] != rates[3]
     assert course in longer.err
@@ -434,7 +434,7 @@ def test_auto_goes_on_with_a_run_from_before_presets_had_rates_at_the_rate_it_ha
     assert "going on after step 3" in resumed.err
     assert yaml.safe_load(Path("run/config.yaml").read_text())["optimizer"]["lr"] == 6.5e-5
     trained = [json.loads(line) for line in records("run").splitlines() if '"train"' in line]
-    rates = {each["step"]: each["rate/head.class"] for each in trained}
+    rates = {record["step"]: record["rate/head.class"] for record in trained}
     assert rates == dict.fromkeys(range(1, 7), 6.5e-5)
 
 
@@ -473,10 +473,10 @@ def test_a_plan_is_of_the_run_that_auto_would_go_on_with(transfer, words_of):
     new = transfer("plan", *words, "plan.steps=0")
     transfer(*words).ok()
 
-    found = transfer("plan", *words, "plan.steps=0")
+    again = transfer("plan", *words, "plan.steps=0")
 
-    assert new.code == found.code == 0, found.err
-    assert new.out == found.out
+    assert new.code == again.code == 0, again.err
+    assert new.out == again.out
 
 
 # --- damaged -----------------------------------------------------------------------------------

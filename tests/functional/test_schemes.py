@@ -90,13 +90,13 @@ def test_what_never_trains_stays_bit_for_bit_and_the_rest_changes(preset, adapte
 def test_the_results_count_what_ever_trains(preset, adapted, read_json):
     watched = adapted(preset)
 
-    found = read_json(watched.run / "results.json")
+    outcome = read_json(watched.run / "results.json")
 
-    assert found["parameters"]["total"] == sum(p.numel() for p in watched.start.values())
-    assert found["parameters"]["trainable"] == sum(
+    assert outcome["parameters"]["total"] == sum(p.numel() for p in watched.start.values())
+    assert outcome["parameters"]["trainable"] == sum(
         watched.start[name].numel() for name in watched.ever
     )
-    assert found["stages"] == [{"begin": s.begin, "end": s.end} for s in watched.spans]
+    assert outcome["stages"] == [{"begin": s.begin, "end": s.end} for s in watched.spans]
     records = read_metrics(watched.run / "metrics.jsonl")
     stages = [record["stage"] for record in records if record["kind"] == "train"]
     assert stages == [
@@ -166,8 +166,8 @@ def test_what_trained_is_stored_here_and_in_every_checkpoint_or_all_is(
 def exports_of(run):
     """Return what a run's plan says that it will be exported as."""
     lines = (Path(run) / "plan.txt").read_text().splitlines()
-    [found] = [line for line in lines if line.startswith("exports: ")]
-    return found.removeprefix("exports: ")
+    [exports] = [line for line in lines if line.startswith("exports: ")]
+    return exports.removeprefix("exports: ")
 
 
 @each_of(EXPORTED)
@@ -289,9 +289,9 @@ def test_a_run_that_learnt_nothing_is_said_to_have_failed(transfer, adapting, tm
 def test_a_run_that_learnt_is_not(transfer, adapting, tmp_path, read_json):
     ended = transfer("finetune", *adapting(), "schedule=constant", "run.dir=run")
 
-    found = read_json(tmp_path / "run" / "results.json")
-    assert found["measures"]["validation"]["accuracy"] > 0.8
-    assert found["failed"] is None
+    outcome = read_json(tmp_path / "run" / "results.json")
+    assert outcome["measures"]["validation"]["accuracy"] > 0.8
+    assert outcome["failed"] is None
     assert read_json(tmp_path / "run" / "status.json") == {"status": "finished"}
     assert "failed" not in ended.err
 
@@ -355,7 +355,7 @@ def test_the_language_model_loss_is_that_of_the_questions_alone(
     [
         ("lora", 0),
         ("gradual_unfreezing", 2),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("frozen", 0), ("l2_sp", 2))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("frozen", 0), ("l2_sp", 2))),
     ],
 )
 def test_adaptations_train_with_it_and_what_is_frozen_stays(
@@ -365,15 +365,15 @@ def test_adaptations_train_with_it_and_what_is_frozen_stays(
     transfer("finetune", *words, "run.dir=run").ok()
 
     # Where a run stores what it trained, the rest is what it started from.
-    found = load_file("run/model/weights.safetensors")
+    weights = load_file("run/model/weights.safetensors")
     start = load_file(deep / "model/weights.safetensors")
     inner = [name for name in start if name.endswith("feed_forward.inner.weight")]
-    moved = [name for name in inner if not torch.equal(found.get(name, start[name]), start[name])]
+    moved = [name for name in inner if not torch.equal(weights.get(name, start[name]), start[name])]
     assert len(inner) == 2
     assert len(moved) == moving
-    lora = [name for name in found if ".lora." in name]
+    lora = [name for name in weights if ".lora." in name]
     assert bool(lora) == (preset == "lora")
-    assert all(found[name].abs().max() > 0 for name in lora)
+    assert all(weights[name].abs().max() > 0 for name in lora)
 
 
 # --- averaged weights ----------------------------------------------------------------------------

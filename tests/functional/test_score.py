@@ -186,13 +186,13 @@ def test_before_the_first_step_it_is_what_score_says_without_training(
     asked = (f"prompt.item={ITEM} {{label}}{end}", "split=validation", "device=cpu", "output=out")
     transfer("score", f"run={start(objective)}", "data=sample_questions", *asked).ok()
 
-    found, expected = shares("run"), shares("out")
-    assert len(found) == len(expected) == 96
+    answers, expected = shares("run"), shares("out")
+    assert len(answers) == len(expected) == 96
     assert len({said for said, _, _ in expected.values()}) > 1 or len(
         {round(loss, 4) for _, _, loss in expected.values()}
     ) > 10  # fmt: skip
     for index, (_, probability, loss) in expected.items():
-        assert found[index][1:] == pytest.approx((probability, loss), abs=2e-6)
+        assert answers[index][1:] == pytest.approx((probability, loss), abs=2e-6)
 
 
 def test_in_a_masked_model_it_is_what_fill_says_of_the_words(transfer, adapt, start, read_json):
@@ -207,7 +207,7 @@ def test_in_a_masked_model_it_is_what_fill_says_of_the_words(transfer, adapt, st
     ).ok()  # fmt: skip
 
     (gap,) = json.loads(Path("filled.jsonl").read_text())["gaps"]
-    by_word = {each["token"]: each["probability"] for each in gap}
+    by_word = {candidate["token"]: candidate["probability"] for candidate in gap}
     total = sum(by_word[label] for label in labels)
     said = json.loads(Path("said.jsonl").read_text())["probabilities"]
     assert said == pytest.approx({label: by_word[label] / total for label in labels}, abs=2e-6)
@@ -223,8 +223,8 @@ def test_it_is_evaluated_and_answers_as_classification_does(objective, adapt, tr
     assert kept["task"]["pattern"] == "{text} {mask}"
     assert kept["task"]["words"]["city"] == ["city"]
     transfer("evaluate", "run", "device=cpu", "output=again.json").ok()
-    found = read_json(Path("again.json"))["measures"]["test"]
-    assert found["loss"] == pytest.approx(results["measures"]["test"]["loss"], rel=1e-5)
+    measures = read_json(Path("again.json"))["measures"]["test"]
+    assert measures["loss"] == pytest.approx(results["measures"]["test"]["loss"], rel=1e-5)
     Path("hi.jsonl").write_text('{"text": "Where is it ?"}\n')
     transfer("predict", "run=[run,run]", "input=hi.jsonl", "output=said.jsonl").ok()
     said = json.loads(Path("said.jsonl").read_text())

@@ -43,7 +43,7 @@ def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tm
     measured = transfer("evaluate", "whole").ok().out
     asked = ("generate", "whole", "A river", "max_tokens=5")
     ways = (("temperature=0",), ("beams=4",), ("beams=4", "first_token=y"))
-    found = [transfer(*asked, *way).ok().out for way in ways]
+    texts = [transfer(*asked, *way).ok().out for way in ways]
     drawn = transfer(*asked, "samples=3").ok().out
     transfer("export", "whole", "to=exported").ok()
 
@@ -67,7 +67,7 @@ def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tm
         for beams, first in ((1, None), (4, None), (4, tokenizer.convert_tokens_to_ids("y")))
     ]  # fmt: skip
     ends = [text.removesuffix("</s>").replace(" ", "") for text in written]
-    assert [text.strip().replace(" ", "") for text in found] == ends
+    assert [text.strip().replace(" ", "") for text in texts] == ends
     assert len(drawn.splitlines()) >= 3
 
 
@@ -90,14 +90,14 @@ def test_several_write_together_and_a_server_answers_as_they_do(transfer, words,
     models = {name: transfer_cli.load(name, device="cpu") for name in ("run", "t5")}
     client = TestClient(Service(models, ServingConfig()).app, "http://127.0.0.1")
     for model in models:
-        found = client.post("/predict", json={"texts": texts, "model": model}).json()
-        assert [each["answer"] for each in found["predictions"]] == said(model)
+        response = client.post("/predict", json={"texts": texts, "model": model}).json()
+        assert [prediction["answer"] for prediction in response["predictions"]] == said(model)
         asked = {"prompt": texts[0], "model": model, "max_tokens": 5, "temperature": 0}
         written = client.post("/generate", json=asked).json()
         typed = ("max_tokens=5", "temperature=0")
         assert written["text"].strip() == transfer("generate", model, texts[0], *typed).out.strip()
         labels = client.get("/labels", params={"model": model}).json()
-        assert [each["title"] for each in labels["inputs"]] == ["Text"]
+        assert [field["title"] for field in labels["inputs"]] == ["Text"]
         assert labels["abilities"][:2] == ["predict", "generate"]
 
 
@@ -117,7 +117,7 @@ def test_a_causal_model_begins_both_stacks(transfer, stopped, still, words, tmp_
         load_file(run / "model" / "weights.safetensors") for run in (tmp_path / "start", still)
     )
     stacks = [
-        {name.removeprefix(stack): each for name, each in begun.items() if name.startswith(stack)}
+        {name.removeprefix(stack): state for name, state in begun.items() if name.startswith(stack)}
         for stack in ("backbone.encoder.", "backbone.decoder.")
     ]
     fresh = stacks[1].keys() - stacks[0].keys()

@@ -90,10 +90,10 @@ def test_answers_are_those_of_predict(client, models, finetuned, transfer, type_
     answer = client().post("/predict", json={"texts": TEXTS})
 
     assert answer.status_code == 200
-    found = answer.json()["predictions"]
-    assert [{"text": text, **each} for text, each in zip(TEXTS, found, strict=True)] == lines
-    assert found[1]["warning"] == "empty"
-    assert found == models["kinds"].predict(TEXTS)
+    answers = answer.json()["predictions"]
+    assert [{"text": text, **row} for text, row in zip(TEXTS, answers, strict=True)] == lines
+    assert answers[1]["warning"] == "empty"
+    assert answers == models["kinds"].predict(TEXTS)
 
 
 @pytest.mark.slow
@@ -107,10 +107,10 @@ def test_each_kind_of_task_answers_as_predict_does(kind, task_run, transfer, tmp
     out = transfer("predict", run, tmp_path / "own.jsonl").ok().out
     app = Service({kind: transfer_cli.load(run)}, ServingConfig()).app
 
-    found = TestClient(app, HERE).post("/predict", json={"texts": texts}).json()["predictions"]
+    answers = TestClient(app, HERE).post("/predict", json={"texts": texts}).json()["predictions"]
 
-    for each, line in zip(found, map(json.loads, out.splitlines()), strict=True):
-        assert each == {name: line[name] for name in each}
+    for answer, line in zip(answers, map(json.loads, out.splitlines()), strict=True):
+        assert answer == {name: line[name] for name in answer}
 
 
 @pytest.mark.slow
@@ -118,10 +118,10 @@ def test_a_graph_of_onnx_answers_as_its_run_and_says_what_it_cannot(models, fine
     transfer("export", finetuned, "graph", "format=onnx").ok()
     client = TestClient(Service({"g": transfer_cli.load("graph")}, ServingConfig()).app, HERE)
 
-    found = client.post("/predict", json={"texts": TEXTS}).json()["predictions"]
+    answers = client.post("/predict", json={"texts": TEXTS}).json()["predictions"]
 
-    for each, own in zip(found, models["kinds"].predict(TEXTS), strict=True):
-        assert each["probabilities"] == pytest.approx(own["probabilities"], abs=1e-5)
+    for answer, expected in zip(answers, models["kinds"].predict(TEXTS), strict=True):
+        assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
     assert client.get("/labels").json()["abilities"] == ["predict"]
 
 
@@ -141,9 +141,9 @@ def test_requests_that_come_together_pass_through_the_model_together(service, mo
         _, counted = asked(port, "GET", "/metrics")
 
     assert {answer.split()[1] for answer in answers} == {b"200"}
-    found = [json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"] for answer in answers]
+    together = [json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"] for answer in answers]
     alone = models["kinds"].predict([f"Who is number {n} ?" for n in range(300)])
-    assert [each["label"] for [each] in found] == [each["label"] for each in alone]
+    assert [row["label"] for [row] in together] == [row["label"] for row in alone]
     assert 'transfer_texts_total{model="kinds"} 300' in counted
     assert int(re.search(r'batches_total\{model="kinds"\} (\d+)', counted)[1]) < 150
 
@@ -189,8 +189,8 @@ def test_what_it_takes_and_gives_is_as_it_says(client):
     told = client.get("/openapi.json").json()
 
     def schema(*place):
-        found = reduce(getitem, (*place, "content", "application/json", "schema"), told)
-        return {**found, "components": told["components"]}
+        node = reduce(getitem, (*place, "content", "application/json", "schema"), told)
+        return {**node, "components": told["components"]}
 
     for path, body in {
         "/predict": {"texts": TEXTS},
@@ -291,11 +291,11 @@ def test_pages_of_other_sites_ask_only_where_they_may(client):
         answer = client.post("/predict", json={"texts": ["a"]}, headers=headers)
         return answer.status_code, answer.headers.get("access-control-allow-origin")
 
-    own, told = client(), client(origins=["https://a.org"])
+    default, told = client(), client(origins=["https://a.org"])
 
-    assert ask(own, origin="https://a.org") == (403, None)
-    assert ask(own, origin=HERE) == (200, None)
-    assert ask(own, host="a.org") == (403, None)
+    assert ask(default, origin="https://a.org") == (403, None)
+    assert ask(default, origin=HERE) == (200, None)
+    assert ask(default, host="a.org") == (403, None)
     assert ask(told, origin="https://a.org") == (200, "https://a.org")
     assert ask(told, origin="https://b.org")[0] == 403
     assert ask(client(is_local=False), host="a.org")[0] == 200
@@ -387,8 +387,8 @@ def test_three_commands_lead_from_a_table_to_an_answer(pretrained, questions, tm
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     [typed] = re.findall(r"```bash\n(transfer finetune.+?)```", page_of("quickstart.md"), re.DOTALL)
-    for word, own in {"=minilm": f"={pretrained}", "=questions.csv": f"={questions}"}.items():
-        typed = typed.replace(word, own)
+    for word, value in {"=minilm": f"={pretrained}", "=questions.csv": f"={questions}"}.items():
+        typed = typed.replace(word, value)
     tool = tmp_path / "transfer"
     tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m transfer_cli "$@"\n')
     tool.chmod(0o755)

@@ -90,7 +90,7 @@ def test_after_a_kill_what_is_whole_is_kept_and_the_rest_is_made(tmp_path):
     workers = children(killed.pid)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
-    while any(Path(f"/proc/{each}").exists() for each in workers) and time.monotonic() < deadline:
+    while any(Path(f"/proc/{child}").exists() for child in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     kept = entries(cache)
 
@@ -99,7 +99,7 @@ def test_after_a_kill_what_is_whole_is_kept_and_the_rest_is_made(tmp_path):
 
     assert ended.returncode == 0, err
     assert len(workers) >= 2
-    assert not any(Path(f"/proc/{each}").exists() for each in workers)
+    assert not any(Path(f"/proc/{child}").exists() for child in workers)
     assert 0 < len(kept) < 8  # with that of the tokenizer
     assert {name: entries(cache)[name] for name in kept} == kept
     assert not [path for path in cache.glob("encoded/.*") if path.is_dir()]
@@ -108,10 +108,10 @@ def test_after_a_kill_what_is_whole_is_kept_and_the_rest_is_made(tmp_path):
 
 
 def children(process):
-    found = []
+    processes = []
     for path in Path(f"/proc/{process}/task").glob("*/children"):
-        found += map(int, path.read_text().split())
-    return found
+        processes += map(int, path.read_text().split())
+    return processes
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_two_processes_encode_a_corpus_together_and_train_as_one_does(folder, ti
         "pretrain", "data=text", f"data.train=[{folder}/wiki,{folder}/books]", *tiny, *loop,
         "data.weights=[1,2]", "data.documents=separate", "loop.steps=6", "model.dropout=0",
     )  # fmt: skip
-    found = {}
+    metrics = {}
     for devices in (1, 2):
         run = start(
             *words, f"devices={devices}", f"run.dir={tmp_path}/{devices}",
@@ -129,14 +129,14 @@ def test_two_processes_encode_a_corpus_together_and_train_as_one_does(folder, ti
         )  # fmt: skip
         _, err = run.communicate(timeout=240)
         assert run.returncode == 0, err
-        found[devices] = [
+        metrics[devices] = [
             value
             for record in read_metrics(tmp_path / str(devices) / "metrics.jsonl")
             for value in record.values()
             if isinstance(value, float)
         ]
 
-    assert found[2] == pytest.approx(found[1], rel=1e-4, abs=1e-6)
+    assert metrics[2] == pytest.approx(metrics[1], rel=1e-4, abs=1e-6)
     goes_on = (*words, f"run.dir={tmp_path}/1", "resume=auto", "loop.steps=7", "data.workers=3")
     longer = start(*goes_on, cache=tmp_path / "cache1")
     assert longer.communicate(timeout=240)[1].count("Encoding") == 0
@@ -170,7 +170,7 @@ print(json.dumps({"tokens": size, "grown": held() - before, "peak": peak}))
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    found = []
+    sizes = []
     for count in (2, 16):
         folder = tmp_path / f"of{count}"
         folder.mkdir()
@@ -179,9 +179,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         words = [sys.executable, "-c", MEASURE, str(folder), str(tmp_path / "cache")]
         environment = {**os.environ, "PYTHONPATH": str(several.ROOT), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        found.append(json.loads(ended.stdout))
+        sizes.append(json.loads(ended.stdout))
 
-    small, large = found
+    small, large = sizes
     assert large["tokens"] > 7 * small["tokens"] > 7
     assert large["grown"] < large["tokens"] / 4
     assert large["peak"] < small["peak"] + large["tokens"]

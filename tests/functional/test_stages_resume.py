@@ -77,13 +77,13 @@ def records(run):
 
 def results(run):
     """Return the results, without what a composed command alone knows."""
-    found = json.loads((Path(run) / "results.json").read_text())
-    return {name: found[name] for name in found if name != "presets"}
+    document = json.loads((Path(run) / "results.json").read_text())
+    return {name: document[name] for name in document if name != "presets"}
 
 
 def assert_same(run, other):
-    own, others = (Path(each) / "metrics.jsonl" for each in (run, other))
-    assert own.read_bytes() == others.read_bytes()
+    ours, others = (Path(folder) / "metrics.jsonl" for folder in (run, other))
+    assert ours.read_bytes() == others.read_bytes()
     assert results(run) == results(other)
     assert weights(run) == weights(other)
     newest = max(path.name for path in (Path(other) / "checkpoints").glob("step-*"))
@@ -128,11 +128,11 @@ def patient(adapting, tmp_path_factory):
 def losses_by_stage(run):
     """Return, for each stage, the validation loss after each of its steps, by step."""
     stages = {r["step"]: int(r["stage"]) for r in records(run) if r["kind"] == "train"}
-    found = {stage: {} for stage in stages.values()}
+    losses = {stage: {} for stage in stages.values()}
     for record in records(run):
         if record["kind"] == "validation":
-            found[stages[record["step"]]][record["step"]] = record["loss"]
-    return found
+            losses[stages[record["step"]]][record["step"]] = record["loss"]
+    return losses
 
 
 def tensors(run, step):

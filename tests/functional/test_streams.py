@@ -17,16 +17,16 @@ CONSTANT = ("schedule=constant",)
 @pytest.fixture
 def drawn(monkeypatch):
     """Return the stream that each step drew, and how many examples of it, as a run goes on."""
-    found, at = [], StepDataLoader.at
+    draws, at = [], StepDataLoader.at
 
     def note(self, step):
         batches = at(self, step)
         (name,) = {name for micro in batches for name in micro}
-        found.append((name, sum(len(micro[name]["tokens"]) for micro in batches)))
+        draws.append((name, sum(len(micro[name]["tokens"]) for micro in batches)))
         return batches
 
     monkeypatch.setattr(StepDataLoader, "at", note)
-    return found
+    return draws
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_validation_may_score_some_examples_of_a_stream(run, read_json):
     run("multitask", "streams.second.scored=null", "run.dir=whole")
 
     measures = [
-        read_json(Path(each) / "results.json")["measures"]["validation"]
-        for each in ("some", "whole")
+        read_json(Path(folder) / "results.json")["measures"]["validation"]
+        for folder in ("some", "whole")
     ]
     assert "second/word_perplexity" not in measures[0]
     assert "second/word_perplexity" in measures[1]
@@ -126,10 +126,10 @@ def test_a_second_task_has_its_own_head_labels_and_measures(run, second_task, dr
     mixture = Mixture({"main": 24, "more": 30}, total=16, steps_per_epoch=6, seed=5, power=0)
     assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(16)]
     assert {name for name, _ in drawn} == {"main", "more"}
-    found = records("validation")[-1]
-    assert {"accuracy", "more/accuracy", "more/loss", "more/macro_f1"} <= found.keys()
-    assert {"accuracy/person", "accuracy/place"} <= found.keys()
-    assert {"more/accuracy/red", "more/accuracy/green", "more/accuracy/blue"} <= found.keys()
+    last = records("validation")[-1]
+    assert {"accuracy", "more/accuracy", "more/loss", "more/macro_f1"} <= last.keys()
+    assert {"accuracy/person", "accuracy/place"} <= last.keys()
+    assert {"more/accuracy/red", "more/accuracy/green", "more/accuracy/blue"} <= last.keys()
     weights = open_pretrained("run").tensors()
     assert weights["heads.class.linear.weight"].shape[0] == 2
     assert weights["heads.class_more.linear.weight"].shape[0] == 3
@@ -160,8 +160,8 @@ def test_a_run_on_two_tasks_scores_and_predicts_the_main_one(
 
     assert scored.code == said.code == 0, scored.err + said.err
     measured = read_json("score.json")["measures"]["validation"]
-    found = read_json("run/results.json")["measures"]["validation"]
-    assert measured == pytest.approx({name: found[name] for name in measured})
+    expected = read_json("run/results.json")["measures"]["validation"]
+    assert measured == pytest.approx({name: expected[name] for name in measured})
     assert {"loss", "accuracy", "accuracy/person"} <= measured.keys()
     assert len(said.out.splitlines()) == 30
 
@@ -172,6 +172,6 @@ def test_what_is_best_can_be_decided_by_the_second_task(monitor, best, run, seco
     run("full", *second_task, f"loop.monitor={monitor}", "loop.evaluate_every=1 steps",
         "mixing.power=0")  # fmt: skip
 
-    found = {r["step"]: r[monitor] for r in records("validation")}
-    assert len(set(found.values())) > 1
-    assert found[read_json("run/results.json")["best_step"]] == best(found.values())
+    scores = {r["step"]: r[monitor] for r in records("validation")}
+    assert len(set(scores.values())) > 1
+    assert scores[read_json("run/results.json")["best_step"]] == best(scores.values())

@@ -67,22 +67,22 @@ PICK = ("init_from={teacher}", "objective=mlm", "optimizer.lr=1e-30", "run.dir=s
 def test_a_student_begins_with_the_blocks_that_are_picked(transfer, words, teacher, typed, layers):
     transfer(*words(*PICK, *typed)).ok()
 
-    before, found = weights(teacher), weights("student")
+    before, after = weights(teacher), weights("student")
     place = dict(zip(map(str, layers), map(str, range(len(layers))), strict=True))
     for name, tensor in before.items():
         parts = name.split(".")
         if parts[1] == "blocks":
             parts[2] = place.get(parts[2], "")
         if all(parts):
-            assert_close(found.pop(".".join(parts)), tensor, rtol=0, atol=0)
-    assert not found
+            assert_close(after.pop(".".join(parts)), tensor, rtol=0, atol=0)
+    assert not after
     assert described("student")["shape"]["depth"] == len(layers)
 
 
 def test_a_plan_says_which_blocks_are_picked(transfer, words, teacher):
-    found = transfer("plan", *words(*PICK, "model.depth=2", "plan.steps=0")).ok()
+    ended = transfer("plan", *words(*PICK, "model.depth=2", "plan.steps=0")).ok()
 
-    assert f"blocks: 1, 3 of {teacher}" in " ".join(found.out.split())
+    assert f"blocks: 1, 3 of {teacher}" in " ".join(ended.out.split())
 
 
 def test_of_a_model_with_edits_no_blocks_are_picked(transfer, words, teacher, corpus):
@@ -110,8 +110,8 @@ def test_a_student_is_a_language_model_of_its_own(transfer, words, teacher):
     }
     measures = json.loads(Path("student/results.json").read_text())["measures"]["validation"]
     assert measures.keys() == {"loss", "masked_token_perplexity", "divergence", "distance"}
-    found = {name for name in weights("student") if name.startswith("backbone.blocks.")}
-    assert {name.split(".")[2] for name in found} == {"0", "1"}
+    names = {name for name in weights("student") if name.startswith("backbone.blocks.")}
+    assert {name.split(".")[2] for name in names} == {"0", "1"}
     assert weights("student").keys() <= before.keys()
     assert all(weights(teacher)[name].equal(tensor) for name, tensor in before.items())
     transfer("fill", "run=student", "The tower of [MASK] is old .").ok()
@@ -132,13 +132,13 @@ def test_what_learnt_relations_alone_goes_into_finetune(transfer, small):
 
 @pytest.mark.slow
 def test_a_published_model_teaches_and_gives_its_blocks(transfer, tmp_path):
-    own = ("data=sample_text", *STEPS)
+    data = ("data=sample_text", *STEPS)
     like_bert = ("model=bert-base", *TINY[1:], "model.depth=3", "objective=mlm", "run.dir=own")
-    transfer("pretrain", *own, *like_bert).ok()
+    transfer("pretrain", *data, *like_bert).ok()
     transfer("export", "run=own", "to=bert").ok()
 
     taught = ("objective=distil_lm", "objective.teachers=[bert]", "optimizer.lr=1e-30")
-    transfer("pretrain", *own, "init_from=bert", "model.depth=1", *taught, "run.dir=student").ok()
+    transfer("pretrain", *data, "init_from=bert", "model.depth=1", *taught, "run.dir=student").ok()
 
     name = "backbone.blocks.{}.attention.packed.weight"
     assert weights("student")[name.format(0)].equal(weights("own")[name.format(1)])
@@ -209,13 +209,13 @@ def test_a_run_writes_its_vectors_and_is_exported_with_them(pairs, bert, transfe
     transfer("export", "run", "folder").ok()
 
     assert sentence_modules(Path("folder")) == SentenceModules("mean", normalize=True, length=42)
-    own, others = (
+    vectors, others = (
         transfer_cli.load(place, device="cpu").embed(TEXTS) for place in ("run", "folder")
     )
-    np.testing.assert_allclose(own, others, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(own.norm(dim=1), np.ones(3), atol=1e-6)
+    np.testing.assert_allclose(vectors, others, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(vectors.norm(dim=1), np.ones(3), atol=1e-6)
     answer = transfer_cli.load("run", device="cpu").predict([tuple(TEXTS[:2])])[0]
-    assert answer["cosine"] == pytest.approx(float(own[0] @ own[1]), abs=1e-5)
+    assert answer["cosine"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
 
 
 @pytest.mark.slow
@@ -227,8 +227,8 @@ def test_the_folder_is_one_of_sentence_transformers(pairs, bert, transfer):
 
     theirs = library.SentenceTransformer("folder", device="cpu").encode(TEXTS)
 
-    own = transfer_cli.load("run", device="cpu").embed(TEXTS)
-    np.testing.assert_allclose(own, theirs, rtol=0, atol=1e-5)
+    vectors = transfer_cli.load("run", device="cpu").embed(TEXTS)
+    np.testing.assert_allclose(vectors, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

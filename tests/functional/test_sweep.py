@@ -196,9 +196,9 @@ def test_two_commands_share_a_search(shell, words, tmp_path):
     line = (*words, "sweep=search", "sweep.trials=4", "sweep.isolate=false", "resume=auto")
 
     both = [shell(*line), shell(*line)]
-    ends = [each.communicate(timeout=400) for each in both]
+    ends = [process.communicate(timeout=400) for process in both]
 
-    assert [each.returncode for each in both] == [0, 0], ends
+    assert [process.returncode for process in both] == [0, 0], ends
     jobs = [read(path) for path in sorted(tmp_path.glob("sweep/job-?.json"))]
     assert [job["outcome"] for job in jobs] == ["done"] * 4
     assert len({tuple(job["overrides"]) for job in jobs}) == 4

@@ -44,7 +44,7 @@ def test_what_is_exported_gives_the_same_answers(transfer, task_run, tmp_path, k
     problem, numbers_of, of_logits = OF_TEXTS[kind]
     run, texts = task_run(kind), ["the red bridge", "the new bridge"]
     (tmp_path / "new.txt").write_text("\n".join(texts))
-    own = transfer("predict", str(run), "new.txt", "device=cpu").out.splitlines()
+    lines = transfer("predict", str(run), "new.txt", "device=cpu").out.splitlines()
 
     ended = transfer("export", str(run), "to", f"format={form}").ok()
 
@@ -64,8 +64,8 @@ def test_what_is_exported_gives_the_same_answers(transfer, task_run, tmp_path, k
             {"input_ids": np.array([row.ids]), "attention_mask": np.array([row.attention_mask])}
             for row in rows
         ]
-        logits = torch.tensor(np.concatenate([session.run(None, each)[0] for each in given]))
-    expected = [number for line in own for number in numbers_of(json.loads(line))]
+        logits = torch.tensor(np.concatenate([session.run(None, inputs)[0] for inputs in given]))
+    expected = [number for line in lines for number in numbers_of(json.loads(line))]
     assert of_logits(logits).flatten().tolist() == pytest.approx(expected, abs=2e-5)
 
 
@@ -87,8 +87,8 @@ def test_a_published_model_of_texts_answers_as_its_reference_does(transfer, tmp_
 
     ended = transfer("predict", "published", "new.txt", "device=cpu").ok()
 
-    found = numbers_of(json.loads(ended.out))
-    assert found == pytest.approx(expected[0].tolist(), abs=2e-5)
+    numbers = numbers_of(json.loads(ended.out))
+    assert numbers == pytest.approx(expected[0].tolist(), abs=2e-5)
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ def test_fitted_thresholds_are_stored_and_decide(task_run, read_json, transfer, 
     assert len(task["fitted"]["thresholds"]) == 3
     assert task["fitted"]["thresholds"] != [0.5] * 3
     transfer("evaluate", str(run), "split=validation", "output=out.json", "device=cpu").ok()
-    found = read_json(tmp_path / "out.json")["measures"]["validation"]
+    measures = read_json(tmp_path / "out.json")["measures"]["validation"]
     expected = read_json(run / "results.json")["measures"]["validation"]
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert measures == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -146,8 +146,8 @@ def test_a_run_that_goes_on_begins_without_them(transfer, task_words, read_json,
     assert ours["measures"] == theirs["measures"]
     records = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("run", "whole")]
     validations = [
-        [line for line in map(json.loads, each.splitlines()) if "micro_f1" in str(line)]
-        for each in records
+        [line for line in map(json.loads, text.splitlines()) if "micro_f1" in str(line)]
+        for text in records
     ]
     assert len(validations[0]) == 4
     assert validations[0] == validations[1]
@@ -174,14 +174,14 @@ def test_a_run_on_a_column_for_each_label_scores_and_answers_tables(transfer, ta
     words = task_words("multilabel")
     rows = [f"the {PLACES[n % 4]} bridge {n},{n % 2},{int(n % 4 == 0)}" for n in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["text,even,fourth", *rows]) + "\n")
-    own = [word for word in words if not word.startswith(("data.", "objective.thresholds"))]
-    transfer(*own, "data.train=a.csv", "data.label=[even,fourth]", "loop.steps=2", "run.dir=run")
+    rest = [word for word in words if not word.startswith(("data.", "objective.thresholds"))]
+    transfer(*rest, "data.train=a.csv", "data.label=[even,fourth]", "loop.steps=2", "run.dir=run")
 
     scored = transfer("evaluate", "run", "a.csv")
     again = transfer("evaluate", "run", "a.csv", "label=[2,3]")
     answered = transfer("predict", "run", "a.csv", "output=answers.jsonl")
 
-    assert [each.code for each in (scored, again, answered)] == [0, 0, 0], again.err
+    assert [ended.code for ended in (scored, again, answered)] == [0, 0, 0], again.err
     assert again.out == scored.out
     assert "40 of 40" in scored.out
     first = json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])
@@ -236,7 +236,7 @@ def their_shares(folder, asked):
     endings = [f"{asked['question']} {choice}" for choice in asked["choices"]]
     batch = tokenizer([asked["context"]] * len(endings), endings, padding=True, return_tensors="pt")
     with torch.no_grad():
-        logits = model(**{name: each[None] for name, each in batch.items()}).logits
+        logits = model(**{name: tensor[None] for name, tensor in batch.items()}).logits
     return logits.softmax(1)[0].tolist()
 
 
@@ -257,8 +257,8 @@ def test_a_published_model_answers_as_there_and_is_written_as_it_was(transfer, t
     written = transfer("export", "published", "to")
 
     assert ended.code == written.code == 0, ended.err + written.err
-    found = json.loads(ended.out)["probabilities"]
-    assert found == pytest.approx(their_shares("published", asked), abs=2e-5)
+    shares = json.loads(ended.out)["probabilities"]
+    assert shares == pytest.approx(their_shares("published", asked), abs=2e-5)
     # A context that is too long is cut there as here, and no choice is.
     cut = json.loads((tmp_path / "to" / "tokenizer.json").read_text())["truncation"]
     assert cut is None or cut["strategy"] == "OnlyFirst"
@@ -269,7 +269,7 @@ def test_a_published_model_answers_as_there_and_is_written_as_it_was(transfer, t
         name = "roberta.embeddings.position_embeddings.weight"
         weights[name] = weights[name][2:]
     assert again.keys() == expected.keys()
-    assert all(torch.equal(again[name], each) for name, each in expected.items())
+    assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
 
 
 # --- dialogs -------------------------------------------------------------------------------------
@@ -280,10 +280,10 @@ def test_speakers_have_embeddings_that_were_learnt(task_run):
     run = task_run("dialog")
     weights = load_file(run / "model" / "weights.safetensors")
 
-    found = weights["backbone.new_segments.weight"]
-    assert found.shape == (2, weights["backbone.token_embedding.weight"].shape[1])
-    assert found.any(1).all()
-    assert (found[0] != found[1]).any()
+    embeddings = weights["backbone.new_segments.weight"]
+    assert embeddings.shape == (2, weights["backbone.token_embedding.weight"].shape[1])
+    assert embeddings.any(1).all()
+    assert (embeddings[0] != embeddings[1]).any()
 
 
 def test_candidates_are_ranked(transfer, task_run, tmp_path):
@@ -337,13 +337,13 @@ def test_the_head_of_the_language_model_is_taken_over(transfer, task_words, task
     run = task_run("text_to_text")
     words = task_words("text_to_text")
     ended = transfer(*words, "loop.steps=1", "run.dir=first")
-    again = transfer(*(f"init_from={run}" if each.startswith("init_from") else each
-                       for each in words), "data.target_length=6", "loop.steps=1",
+    again = transfer(*(f"init_from={run}" if word.startswith("init_from") else word
+                       for word in words), "data.target_length=6", "loop.steps=1",
                      "run.dir=again")  # fmt: skip
 
-    for each in (ended, again):
-        assert each.code == 0, each.err
-        assert "new: " not in each.out + each.err
+    for outcome in (ended, again):
+        assert outcome.code == 0, outcome.err
+        assert "new: " not in outcome.out + outcome.err
 
 
 def test_predict_and_generate_write_the_same(transfer, task_run, tmp_path):
@@ -366,13 +366,13 @@ def test_answers_are_looked_for_by_beams_alone_and_together(transfer, task_run, 
     run = task_run("text_to_text")
     (tmp_path / "new.txt").write_text("the old bridge\nthe blue bridge\nbridge\n")
 
-    found = transfer("predict", str(run), "new.txt", "beams=3", "device=cpu")
+    together = transfer("predict", str(run), "new.txt", "beams=3", "device=cpu")
     alone = transfer("predict", str(run), "new.txt", "beams=3", "device=cpu", "batch=1")
     said = transfer("generate", str(run), "bridge", "beams=3", "device=cpu")
 
-    answers = [json.loads(line)["answer"] for line in found.out.splitlines()]
+    answers = [json.loads(line)["answer"] for line in together.out.splitlines()]
     assert answers[:2] == ["old", "blue"]
-    assert alone.out == found.out
+    assert alone.out == together.out
     assert said.out.strip() == answers[2]
 
 
@@ -388,7 +388,7 @@ def test_as_many_examples_are_answered_as_is_said(transfer, task_run, read_json,
     assert (
         len(lines[1]) == read_json(tmp_path / "out.json")["counts"]["validation"]["answered"] == 5
     )
-    losses = [re.search(r" loss +(\S+)", each.out)[1] for each in (whole, some)]
+    losses = [re.search(r" loss +(\S+)", ended.out)[1] for ended in (whole, some)]
     assert losses[0] == losses[1]
 
 
@@ -408,10 +408,10 @@ def test_the_source_of_a_table_is_found_by_its_name_or_typed(transfer, task_run,
     run = task_run("text_to_text")
     (tmp_path / "new.csv").write_text("id,source,text\n7,the old bridge,the blue bridge\n")
 
-    found = transfer("predict", str(run), "new.csv", "device=cpu")
+    by_name = transfer("predict", str(run), "new.csv", "device=cpu")
     typed = transfer("predict", str(run), "new.csv", "text=text", "device=cpu")
 
-    assert [json.loads(each.out)["answer"] for each in (found, typed)] == ["old", "blue"]
+    assert [json.loads(ended.out)["answer"] for ended in (by_name, typed)] == ["old", "blue"]
 
 
 @pytest.mark.slow
@@ -427,13 +427,13 @@ def test_a_language_model_learns_to_write(transfer, read_json, tmp_path, start, 
     transfer("pretrain", f"experiment=sample/{start}", "run.dir=start", "device=cpu").ok()
     words = ("finetune", "experiment=sample/text_pairs", "init_from=start", "device=cpu", *typed)
 
-    found = {}
+    exact = {}
     for init in ("pretrained", "scratch"):
         transfer(*words, f"init={init}", f"run.dir={init}").ok()
-        found[init] = read_json(tmp_path / init / "results.json")["measures"]["test"]["exact_match"]
+        exact[init] = read_json(tmp_path / init / "results.json")["measures"]["test"]["exact_match"]
 
-    assert found["pretrained"] > 0.5
-    assert found["scratch"] < 0.3
+    assert exact["pretrained"] > 0.5
+    assert exact["scratch"] < 0.3
 
 
 # --- pairs of texts ------------------------------------------------------------------------------

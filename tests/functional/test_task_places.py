@@ -49,9 +49,9 @@ def test_what_is_exported_gives_the_same_scores(transfer, task_run, kind):
 
     session = runtime.InferenceSession("to/model.onnx")
     given = {"input_ids": batch["tokens"], "attention_mask": batch["mask"].long()}
-    found = session.run(None, {name: each.numpy() for name, each in given.items()})
+    outputs = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
     # Of spans the logits of beginnings and of ends are two outputs.
-    scores = np.stack(found, axis=-1) if kind == "span" else found[0]
+    scores = np.stack(outputs, axis=-1) if kind == "span" else outputs[0]
     assert torch.allclose(torch.from_numpy(scores), expected, atol=2e-5)
 
 
@@ -67,11 +67,11 @@ def test_answers_have_their_place_in_the_text(transfer, task_run, tmp_path):
     ended = transfer("predict", str(run), "new.jsonl", "keep=true", "device=cpu").ok()
 
     for line, row in zip(ended.out.splitlines(), rows, strict=True):
-        found = json.loads(line)
-        assert (found["text"], found["pair"], found["n"]) == (row["question"], row["context"], 1)
-        assert row["context"][found["start"] : found["end"]] == found["answer"]
-        assert found["answer"] in CITIES
-        assert sum(each["probability"] for each in found["n_best"]) == pytest.approx(1, abs=1e-4)
+        record = json.loads(line)
+        assert (record["text"], record["pair"], record["n"]) == (row["question"], row["context"], 1)
+        assert row["context"][record["start"] : record["end"]] == record["answer"]
+        assert record["answer"] in CITIES
+        assert sum(best["probability"] for best in record["n_best"]) == pytest.approx(1, abs=1e-4)
 
 
 def test_a_table_of_questions_gets_columns_of_answers(transfer, task_run, tmp_path):
@@ -99,8 +99,8 @@ def test_a_question_without_a_text_may_be_left_out(transfer, task_run, tmp_path)
 
 def test_every_question_of_the_published_format_is_scored(transfer, task_run, read_json, tmp_path):
     run = task_run("span")
-    found = [asked(n) for n in range(160)]
-    paragraphs = [{"context": each["context"], "qas": [each]} for each in found]
+    questions = [asked(n) for n in range(160)]
+    paragraphs = [{"context": question["context"], "qas": [question]} for question in questions]
     (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
 
     ended = transfer("evaluate", str(run), "squad.json", "output=out.json", "device=cpu").ok()
@@ -138,9 +138,9 @@ def test_a_published_model_cuts_what_its_reference_does(transfer, tmp_path, fami
     offsets = given.pop("offset_mapping")[0].tolist()
     sequence = given.sequence_ids(0)
     with torch.no_grad():
-        found = model(**given)
+        outputs = model(**given)
     first, past = sequence.index(1), len(sequence) - 1
-    start, end = best_pair(found.start_logits[0], found.end_logits[0], first, past)
+    start, end = best_pair(outputs.start_logits[0], outputs.end_logits[0], first, past)
 
     (tmp_path / "new.jsonl").write_text(json.dumps({"question": asked, "context": text}))
     ended = transfer("predict", "published", "new.jsonl", "device=cpu").ok()
@@ -176,15 +176,15 @@ def test_a_published_head_is_adapted_and_exported_as_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(("start", "least"), [("pretrain", 90), ("pretrain_mlm", 80)])
 def test_only_a_pretrained_model_answers_the_sample(transfer, read_json, tmp_path, start, least):
-    found = {}
+    measures = {}
     transfer("pretrain", f"experiment=sample/{start}", "run.dir=start", "device=cpu")
     for init in ("pretrained", "scratch"):
         transfer("finetune", "experiment=sample/spans", "init_from=start", f"init={init}",
                  f"run.dir={init}", "device=cpu").ok()  # fmt: skip
-        found[init] = read_json(tmp_path / init / "results.json")["measures"]["test"]
+        measures[init] = read_json(tmp_path / init / "results.json")["measures"]["test"]
 
-    assert found["pretrained"]["exact_match"] >= least  # measured: 97 to 100, 88 to 94
-    assert found["scratch"]["exact_match"] <= 35  # measured: 19 to 26
+    assert measures["pretrained"]["exact_match"] >= least  # measured: 97 to 100, 88 to 94
+    assert measures["scratch"]["exact_match"] <= 35  # measured: 19 to 26
 
 
 def test_items_have_the_scores_of_the_run_and_a_threshold_is_fitted(task_run, read_json):
@@ -213,13 +213,13 @@ def test_a_line_gets_a_tag_for_each_word_and_entities_by_characters(transfer, ta
 
     assert several.out == ended.out
     for line, text in zip(ended.out.splitlines(), [*lines, "The"], strict=True):
-        found = json.loads(line)
-        assert found["text"] == text
-        assert len(found["tags"]) == len(text.split())
-        for entity in found["entities"]:
+        record = json.loads(line)
+        assert record["text"] == text
+        assert len(record["tags"]) == len(text.split())
+        for entity in record["entities"]:
             assert text[entity["start"] : entity["end"]] == entity["text"]
-    found = [json.loads(line)["entities"] for line in ended.out.splitlines()]
-    named = [each["text"] for own in found for each in own]
+    entities = [json.loads(line)["entities"] for line in ended.out.splitlines()]
+    named = [mention["text"] for mentions in entities for mention in mentions]
     assert len(named) > 3
     assert set(named) <= set(CITIES)
 
@@ -253,8 +253,8 @@ def test_parts_of_speech_are_judged_by_accuracy(transfer, task_words, read_json,
     assert results["measures"]["validation"]["accuracy"] == 1
     assert "entity_f1" not in results["measures"]["validation"]
     (tmp_path / "new.txt").write_text("The market is")
-    found = json.loads(transfer("predict", "run", "new.txt", "device=cpu").out)
-    assert (found["tags"], found["entities"]) == (["DET", "NOUN", "VERB"], [])
+    record = json.loads(transfer("predict", "run", "new.txt", "device=cpu").out)
+    assert (record["tags"], record["entities"]) == (["DET", "NOUN", "VERB"], [])
 
 
 @each_family
@@ -313,17 +313,17 @@ def test_the_tags_of_what_is_left_out_never_reach_a_batch(
     preset, transfer, few, task_run, monkeypatch
 ):
     run = task_run("tagging")
-    found, at = [], StepDataLoader.at
+    steps, at = [], StepDataLoader.at
     monkeypatch.setattr(
-        StepDataLoader, "at", lambda self, step: found.append(at(self, step)) or found[-1]
+        StepDataLoader, "at", lambda self, step: steps.append(at(self, step)) or steps[-1]
     )
     before = digest(run / "model")
     beyond = ["losses.rest.perturb=delete"] if preset == "uda" else [f"adaptation.teachers=[{run}]"]
 
     transfer(*few(preset, *beyond), "run.dir=run").ok()
 
-    assert found
-    for micro in itertools.chain.from_iterable(found):
+    assert steps
+    for micro in itertools.chain.from_iterable(steps):
         assert "target" in micro["main"]
         assert "target" not in micro["rest"]
         assert (micro["rest"]["word"] != IGNORE).any()
@@ -381,10 +381,10 @@ def test_micro_batches_and_rows_of_several_texts_change_no_loss(transfer, few, t
         transfer(*words, *more, f"run.dir={name}").ok()
         records = read_metrics(Path(name) / "metrics.jsonl")
         losses[name] = [
-            each[term]
-            for each in records
-            if each["kind"] == "train"
-            for term in sorted(each)
+            record[term]
+            for record in records
+            if record["kind"] == "train"
+            for term in sorted(record)
             if term.startswith("loss")
         ]
 

@@ -29,7 +29,7 @@ def test_its_examples_are_learnt_measured_and_noted(name, task_run, read_json):
     for measure, most in kind.most.items():
         assert measures[measure] < most, measure
     headline = HEADLINES.get(name, next(iter(kind.least)))
-    assert next(each["name"] for each in results["metrics"] if each["headline"]) == headline
+    assert next(metric["name"] for metric in results["metrics"] if metric["headline"]) == headline
     assert items
     if kind.labels is not None:
         assert {item["label"] for item in items} <= kind.labels
@@ -98,7 +98,7 @@ def typed(deep):
     """Return the commands of the page, with a model and few steps."""
     words = [words for words in commands("tables.md") if "data.train=doubled.csv" in words]
     more = [f"init_from={deep}", "device=cpu", "loop.steps=2"]
-    return [[word for word in each if word != "init_from=MODEL"] + more for each in words]
+    return [[word for word in command if word != "init_from=MODEL"] + more for command in words]
 
 
 def test_the_commands_of_the_page_run_and_what_training_lacks_is_scored_beside(

@@ -129,7 +129,7 @@ client = mlflow.MlflowClient()
 run = client.get_run(next(iter(noted["mlflow"])))
 points = {name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
           for name in run.data.metrics}
-found = [run.data.params["loop.steps"], run.info.status, points]
+stored = [run.data.params["loop.steps"], run.info.status, points]
 """
 TRACKIO = """
 from trackio.sqlite_storage import SQLiteStorage
@@ -139,7 +139,7 @@ points = {}
 for row in SQLiteStorage.get_logs("transfer", name):
     step, _ = row.pop("step"), row.pop("timestamp")
     for curve, value in row.items(): points.setdefault(curve, []).append((step, value))
-found = [str(SQLiteStorage.get_run_config("transfer", name)["loop"]["steps"]), "FINISHED", points]
+stored = [str(SQLiteStorage.get_run_config("transfer", name)["loop"]["steps"]), "FINISHED", points]
 """
 WANDB = """
 from pathlib import Path
@@ -147,7 +147,7 @@ files = sorted(Path("wandb").glob("offline-run-*/*.wandb"))
 (name,) = noted["wandb"]
 assert [file.name for file in files] == [f"run-{name}.wandb"] * 2
 content = b"".join(file.read_bytes() for file in files)
-found = [b"weights_kept/test/loss" in content and b"train/rate/head.lm" in content]
+stored = [b"weights_kept/test/loss" in content and b"train/rate/head.lm" in content]
 """
 
 
@@ -176,14 +176,14 @@ def test_a_real_tracker_has_the_whole_run_after_a_resume(shell, tmp_path, monkey
     assert noted[0] == noted[1]
     read = f"import json; noted = {{k: [v] for k, v in {noted[0]}.items()}}\n{reads}\n"
     ended = subprocess.run(
-        [sys.executable, "-c", f"{read}\nprint(json.dumps(found))"],
+        [sys.executable, "-c", f"{read}\nprint(json.dumps(stored))"],
         capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=True,
     )  # fmt: skip
-    found = json.loads(ended.stdout.splitlines()[-1])
+    stored = json.loads(ended.stdout.splitlines()[-1])
     if name == "wandb":
-        assert found == [True]
+        assert stored == [True]
         return
-    steps, status, points = found
+    steps, status, points = stored
     assert (steps, status) == ("2" if name == "mlflow" else "4", "FINISHED")
     curves = {curve: [tuple(point) for point in points[curve]] for curve in points}
     wanted = trackers.called(trackers.of_records(tmp_path / "run"), name)

@@ -20,8 +20,8 @@ def results(transfer, read_json, tmp_path):
     return call
 
 
-def accuracy(found):
-    return found["measures"]["test"]["accuracy"]
+def accuracy(result):
+    return result["measures"]["test"]["accuracy"]
 
 
 def test_half_a_pretraining_decides_already(results, tmp_path):
@@ -49,9 +49,9 @@ def test_pretraining_decides_on_the_embedded_sample(results, tmp_path, experimen
 
     def forgotten(name, *words):
         asked = ("forgetting.data=source", "forgetting.blocks=40")
-        found = results("finetune", name, *adapt, *words, *asked)
-        assert accuracy(found) >= 0.90
-        return found["forgetting"]["after"]["loss"] - found["forgetting"]["before"]["loss"]
+        result = results("finetune", name, *adapt, *words, *asked)
+        assert accuracy(result) >= 0.90
+        return result["forgetting"]["after"]["loss"] - result["forgetting"]["before"]["loss"]
 
     def untuned(name):
         words = ("data=sample_questions", *start, "loop.epochs=20", f"adaptation={name}")

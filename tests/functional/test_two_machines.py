@@ -85,7 +85,7 @@ def test_two_machines_train_what_two_processes_train(tmp_path):
     assert together.returncode == 0, together.stderr
 
     for name in COMPARED:
-        left, right = (tmp_path / each / "run" / name for each in ("machines", "processes"))
+        left, right = (tmp_path / folder / "run" / name for folder in ("machines", "processes"))
         assert left.read_bytes() == right.read_bytes(), name
 
 

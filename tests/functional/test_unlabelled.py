@@ -19,14 +19,14 @@ TEACHING = ("distil", "self_training")
 @pytest.fixture
 def steps(monkeypatch):
     """Return the micro-batches of each step, as a run goes on."""
-    found, at = [], StepDataLoader.at
+    micro_batches, at = [], StepDataLoader.at
 
     def note(self, step):
-        found.append(at(self, step))
-        return found[-1]
+        micro_batches.append(at(self, step))
+        return micro_batches[-1]
 
     monkeypatch.setattr(StepDataLoader, "at", note)
-    return found
+    return micro_batches
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def steps(monkeypatch):
 def test_the_labels_of_what_is_left_out_never_reach_a_batch(preset, adapt, steps):
     adapt(preset)
 
-    for micro in (each for step in steps for each in step):
+    for micro in itertools.chain.from_iterable(steps):
         for name, batch in micro.items():
             assert ("label" in batch) == (name == "main")
             assert ("teacher_rest" in batch) == (name == "rest" and preset in TEACHING)
@@ -103,7 +103,7 @@ def test_a_published_model_with_other_tokens_teaches_what_its_run_does(
         adapt("distil", f"adaptation.teachers=[{teacher}]", "loop.steps=3", run=f"by_{teacher}")
 
     one, two = (
-        load_file(f"by_{each}/model/weights.safetensors") for each in ("taught", "published")
+        load_file(f"by_{origin}/model/weights.safetensors") for origin in ("taught", "published")
     )
     for name, weight in one.items():
         assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
@@ -152,11 +152,11 @@ def write_topics(folder, count=604, seed=0):
     draw = random.Random(seed)
     words = ["".join(pair) for pair in itertools.product("bdfgklmnprst", "aeiou", "bdfgklm", "aei")]
     draw.shuffle(words)
-    own = [words[8 * topic : 8 * topic + 8] for topic in range(4)]
+    topics = [words[8 * topic : 8 * topic + 8] for topic in range(4)]
     shared = words[32:92]
 
     def row(topic):
-        text = draw.choices(own[topic], k=6) + draw.choices(shared, k=4)
+        text = draw.choices(topics[topic], k=6) + draw.choices(shared, k=4)
         draw.shuffle(text)
         return f"{' '.join(text)},topic {topic}"
 
@@ -180,7 +180,7 @@ def test_unlabelled_texts_help_where_a_language_has_topics(seed, transfer, tmp_p
         "checkpoint.every=150 steps", "device=cpu",
         f"seed={seed}",
     )  # fmt: skip
-    found = {}
+    accuracies = {}
     for name, more in {
         "labels": (),
         "uda": (
@@ -194,7 +194,7 @@ def test_unlabelled_texts_help_where_a_language_has_topics(seed, transfer, tmp_p
     }.items():
         last = {word.partition("=")[0]: word for word in (*words, *more)}
         transfer("finetune", *last.values(), f"run.dir={name}").ok()
-        found[name] = read_json(f"{name}/results.json")["measures"]["test"]["accuracy"]
+        accuracies[name] = read_json(f"{name}/results.json")["measures"]["test"]["accuracy"]
 
-    assert found["uda"] >= found["labels"] + 0.05
-    assert found["distil"] >= found["labels"] + 0.2
+    assert accuracies["uda"] >= accuracies["labels"] + 0.05
+    assert accuracies["distil"] >= accuracies["labels"] + 0.2

@@ -22,7 +22,7 @@ FORMS = list(
 PATH = Path(__file__).with_name("states.json")
 
 
-def found(residual, position_kind, direction):
+def sizes(residual, position_kind, direction):
     """Return how large a state and a gradient are, of a batch with padding on both sides."""
     backbone = tiny.backbone(residual=residual, position_kind=position_kind, direction=direction)
     tokens_BT = 5 + torch.arange(36).reshape(3, 12) * 7 % 43
@@ -37,9 +37,9 @@ def found(residual, position_kind, direction):
 
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 def test_a_fresh_backbone_computes_what_it_did_before(form):
-    assert found(*form) == pytest.approx(json.loads(PATH.read_text())["-".join(form)], rel=1e-4)
+    assert sizes(*form) == pytest.approx(json.loads(PATH.read_text())["-".join(form)], rel=1e-4)
 
 
 if os.environ.get("TRANSFER_GOLDEN") == "write":
-    states = {"-".join(form): found(*form) for form in FORMS}
+    states = {"-".join(form): sizes(*form) for form in FORMS}
     PATH.write_text(json.dumps(states, indent=1) + "\n")

@@ -63,7 +63,7 @@ def text_of(source, documents, folder):
     return TextFiles(train=str(folder / "part*.txt"), documents=documents, validation_share=0.1)
 
 
-def found(recipe, rule, documents, source):
+def fingerprint(recipe, rule, documents, source):
     """Return entries and digests of the tokens of each split, and of where documents begin."""
     with tempfile.TemporaryDirectory() as name:
         folder, caches = Path(name), Path(name, "cache")
@@ -105,9 +105,9 @@ def is_quick(form):
     ids="-".join,
 )
 def test_a_text_becomes_the_tokens_and_the_entries_that_it_did_before(form):
-    assert found(*form) == json.loads(PATH.read_text())["-".join(form)]
+    assert fingerprint(*form) == json.loads(PATH.read_text())["-".join(form)]
 
 
 if os.environ.get("TRANSFER_GOLDEN") == "write":
-    tokens = {"-".join(form): found(*form) for form in FORMS}
+    tokens = {"-".join(form): fingerprint(*form) for form in FORMS}
     PATH.write_text(json.dumps(tokens) + "\n")

@@ -27,7 +27,7 @@ def sheet(path, count):
     import openpyxl
 
     book = openpyxl.Workbook()
-    for row in [list(_rows(1)[0]), *(list(each.values()) for each in _rows(count))]:
+    for row in [list(_rows(1)[0]), *(list(record.values()) for record in _rows(count))]:
         book.active.append(row)
     book.save(path)
 

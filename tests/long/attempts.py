@@ -139,11 +139,11 @@ class Attempt:
 
     def processes(self) -> list[int]:
         """Return the ids of all its processes that are alive."""
-        wanted, found = f"{MARK}={self._mark}".encode(), []
+        wanted, ids = f"{MARK}={self._mark}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             if wanted in _environment(int(entry.name)):
-                found.append(int(entry.name))
-        return found
+                ids.append(int(entry.name))
+        return ids
 
     def kill(self) -> None:
         """Kill every process of the command, also those in sessions of their own."""
@@ -152,8 +152,8 @@ class Attempt:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
-        while found := self.processes():
-            for process in found:
+        while processes := self.processes():
+            for process in processes:
                 _send(process, signal.SIGKILL)
         self._process.wait()
 

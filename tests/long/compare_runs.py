@@ -32,7 +32,7 @@ def differences(run: Path, other: Path) -> list[str]:
     """Return one line for each file of `other` that is not as in `run`, and what differs first."""
     return [
         line
-        for found in (
+        for lines in (
             of_files(run, other),
             of_weights(run, other),
             of_texts(run, other),
@@ -41,7 +41,7 @@ def differences(run: Path, other: Path) -> list[str]:
             of_results(run / "results.json", other / "results.json"),
             of_curves(run / "tensorboard", other / "tensorboard"),
         )
-        for line in found
+        for line in lines
     ]
 
 
@@ -103,12 +103,12 @@ def of_metrics(path: Path, other: Path) -> Iterator[str]:
     if path.read_bytes() == other.read_bytes():
         return
     left, right = (file.read_text(encoding="utf-8").splitlines() for file in (path, other))
-    for number, (line, found) in enumerate(zip(left, right, strict=False), start=1):
-        if line != found:
-            one, two = _record(line), _record(found)
+    for number, (line, theirs) in enumerate(zip(left, right, strict=False), start=1):
+        if line != theirs:
+            one, two = _record(line), _record(theirs)
             keys = [key for key in {**one, **two} if one.get(key) != two.get(key)][:1]
             key = keys[0] if "step" not in keys and "kind" not in keys else ""
-            yield f"{path.name}: line {number}: {one.get(key, line)} / {two.get(key, found)} {key}"
+            yield f"{path.name}: line {number}: {one.get(key, line)} / {two.get(key, theirs)} {key}"
             return
     yield f"{path.name}: {len(left)} lines / {len(right)} lines"
 
@@ -151,14 +151,14 @@ def of_curves(folder: Path, other: Path) -> Iterator[str]:
     """Yield the first curve that differs, or that has two points at one step."""
     left, right = read_curves(folder), read_curves(other)
     for name in sorted(left.keys() | right.keys()):
-        points, found = left.get(name, []), right.get(name, [])
-        twice = [step for step, count in Counter(step for step, _ in found).items() if count > 1]
+        points, theirs = left.get(name, []), right.get(name, [])
+        twice = [step for step, count in Counter(step for step, _ in theirs).items() if count > 1]
         if twice:
             yield f"{folder.name}: {name}: two points at step {twice[0]}"
             return
-        if points != found and not any(word in name for word in SPEEDS):
-            odd = sorted(set(points) ^ set(found))[:2] or "in another order"
-            yield f"{folder.name}: {name}: {len(points)} points / {len(found)}; first {odd}"
+        if points != theirs and not any(word in name for word in SPEEDS):
+            odd = sorted(set(points) ^ set(theirs))[:2] or "in another order"
+            yield f"{folder.name}: {name}: {len(points)} points / {len(theirs)}; first {odd}"
             return
 
 
@@ -177,9 +177,9 @@ def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
         return 2
-    found = differences(Path(sys.argv[1]), Path(sys.argv[2]))
-    print("\n".join(found) or "the same")
-    return 1 if found else 0
+    lines = differences(Path(sys.argv[1]), Path(sys.argv[2]))
+    print("\n".join(lines) or "the same")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

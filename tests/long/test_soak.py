@@ -112,7 +112,7 @@ class Folder:
             **os.environ, "OMP_NUM_THREADS": "1", "TRANSFER_CACHE": str(self.path / "cache"),
             "TRANSFER_DATA": str(self.path / "data"),
         }  # fmt: skip
-        found, began = Watched(words), time.monotonic()
+        watched, began = Watched(words), time.monotonic()
         with (self.path / "log.txt").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "transfer_cli", *words],
@@ -129,19 +129,19 @@ class Folder:
             while process.poll() is None:
                 look = look_at(process.pid, done())
                 if look is not None:
-                    found.looks.append(look)
+                    watched.looks.append(look)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         finally:
             process.kill()  # if it is not yet over
             process.wait()
         for thread in threads:
             thread.join()
-        found.seconds = time.monotonic() - began
+        watched.seconds = time.monotonic() - began
         if process.returncode != 0:
             last = (self.path / "log.txt").read_text(encoding="utf-8", errors="replace")
             text = "\n".join(last.splitlines()[-5:])
             raise RuntimeError(f"{' '.join(words)}\nexit code {process.returncode}: {text}")
-        return found
+        return watched
 
     def pretrained(self) -> str:
         """Return the override that starts from a tiny run, made now if it is missing."""
@@ -167,12 +167,12 @@ def sentence(number: int) -> str:
 def look_at(process: int, done: float) -> Look | None:
     """Return what a process and all below it hold now; None if it has just ended."""
     memory, files, ticks = 0, 0, 0
-    for each in below(process):
+    for member in below(process):
         with contextlib.suppress(OSError, LookupError, ValueError):  # it may just have ended
-            memory += memory_of(each)
-            files += len(os.listdir(f"/proc/{each}/fd"))  # noqa: PTH208 - their number alone
+            memory += memory_of(member)
+            files += len(os.listdir(f"/proc/{member}/fd"))  # noqa: PTH208 - their number alone
             # After the name, which may hold anything: utime, stime, and both of its dead children.
-            numbers = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            numbers = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, numbers[11:15]))
     return Look(done, memory, files, ticks / TICKS, yardstick()) if memory else None
 
@@ -237,11 +237,11 @@ def over_time(name: str, unit: str, watched: Watched) -> Row:
         faults.append("open files grow")
     if cpu[1] > cpu[0] * MORE_CPU * slower:
         faults.append("time grows")
-    found = (
+    growth = (
         f"{mebibytes(memory[0])} -> {mebibytes(memory[1])}, {files[0]} -> {files[1]} files, "
         f"{shown(cpu[0])} -> {shown(cpu[1])} a {unit} (x {slower:.2f} for a yardstick)"
     )
-    return Row(name, size, watched.seconds, watched.peak, found, tuple(faults))
+    return Row(name, size, watched.seconds, watched.peak, growth, tuple(faults))
 
 
 def over_size(name: str, unit: str, runs: Sequence[tuple[int, Watched]], most_bytes: float) -> Row:
@@ -255,11 +255,11 @@ def over_size(name: str, unit: str, runs: Sequence[tuple[int, Watched]], most_by
         faults.append("time grows faster than the load")
     if bytes_each > most_bytes:
         faults.append("memory grows")
-    found = (
+    growth = (
         f"{cpu[0]:.0f} s -> {cpu[1]:.0f} s of CPU for {many / few:.0f} times the load "
         f"(x {slower:.2f} for a yardstick), {bytes_each:,.0f} bytes a {unit}"
     )
-    return Row(name, f"{many:,} {unit}s", large.seconds, large.peak, found, tuple(faults))
+    return Row(name, f"{many:,} {unit}s", large.seconds, large.peak, growth, tuple(faults))
 
 
 def slowed(before: Sequence[Look], after: Sequence[Look]) -> float:
@@ -310,7 +310,7 @@ def sweep(folder: Folder, size: int) -> Iterator[Row]:
     words = ("pretrain", "-m", *folder.text(), "loop.steps=2", f"run.dir={path}")
 
     def num_done() -> int:
-        return sum(each.name.isdigit() for each in path.iterdir()) if path.exists() else 0
+        return sum(entry.name.isdigit() for entry in path.iterdir()) if path.exists() else 0
 
     watched = folder.transfer(
         *words, f"seed=range({size})", "sweep.isolate=false", done=num_done,
@@ -381,8 +381,8 @@ def predict(folder: Folder, size: int) -> Iterator[Row]:
                 counted["lines"] += 1000
 
     def count(pipe: IO[bytes]) -> None:
-        while found := pipe.read(2**16):
-            counted["answers"] += found.count(b"\n")
+        while chunk := pipe.read(2**16):
+            counted["answers"] += chunk.count(b"\n")
 
     watched = folder.transfer(
         "predict", f"run={run}", "device=cpu", "batch=256", stdin=feed, stdout=count,
@@ -421,12 +421,12 @@ def _finetuned(
     """Return a run on a table with these labels."""
     file, run = folder.path / f"labels-{many}.csv", folder.path / f"run-{many}"
     write_table(file, max(3 * len(names), many), names)
-    found = folder.transfer(
+    command = folder.transfer(
         "finetune", folder.pretrained(), "device=cpu", "data=table", f"data.train={file}",
         "loop.batch=64", "loop.steps=200", "loop.evaluate_every=100 steps", f"run.dir={run}",
     )  # fmt: skip
     if watched is not None:
-        watched.append(found)
+        watched.append(command)
     return run
 
 

@@ -228,9 +228,9 @@ class Scenario:
         self._refuse(attempt, attempt.ends())
         self._undo()
         self.compared += 1
-        for reference, found in zip(self._runs(self._reference), self._runs(run), strict=True):
-            texts = differences(reference, found)
-            self.faults += [f"round {self.compared}: {found.name}: {text}" for text in texts]
+        for reference, disturbed in zip(self._runs(self._reference), self._runs(run), strict=True):
+            texts = differences(reference, disturbed)
+            self.faults += [f"round {self.compared}: {disturbed.name}: {text}" for text in texts]
 
     # ------------------------------------------------------------------------------- blows
 

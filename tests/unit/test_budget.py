@@ -39,21 +39,22 @@ def test_what_is_no_budget_is_refused(text):
 
 @pytest.mark.parametrize("amount", [1e14, 1e16, 1e18])
 def test_the_choice_is_the_depth_of_the_lowest_foreseen_loss(amount):
-    found = offers_of(amount, PRICES, SIZES, ENDLESS, LAW)
+    offers = offers_of(amount, PRICES, SIZES, ENDLESS, LAW)
 
-    assert found[0].loss == min(LAW(SIZES[d], amount / PRICES[d]) for d in SIZES)
-    assert found[0].tokens * PRICES[found[0].depth] == pytest.approx(amount)
+    assert offers[0].loss == min(LAW(SIZES[d], amount / PRICES[d]) for d in SIZES)
+    assert offers[0].tokens * PRICES[offers[0].depth] == pytest.approx(amount)
 
 
 def test_more_pays_for_a_deeper_model_a_longer_run_and_a_lower_loss():
-    found = [
+    offers = [
         offers_of(amount, PRICES, SIZES, ENDLESS, LAW)[0] for amount in (1e14, 1e15, 1e16, 1e17)
     ]
 
     for name in ("depth", "tokens"):
-        values = [getattr(each, name) for each in found]
+        values = [getattr(offer, name) for offer in offers]
         assert values == sorted(set(values))
-    assert [each.loss for each in found] == sorted((each.loss for each in found), reverse=True)
+    losses = [offer.loss for offer in offers]
+    assert losses == sorted(losses, reverse=True)
 
 
 def test_repeats_are_worth_less_from_the_first_and_never_more_than_a_bound():

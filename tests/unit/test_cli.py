@@ -194,9 +194,9 @@ def test_hydras_own_command_line_dies_where_help_is_checked():
     ],
 )
 def test_the_command_line_works_where_argparse_checks_help(capsys, line, code):
-    found, _, err = call(capsys, *line.split())
+    status, _, err = call(capsys, *line.split())
 
-    assert found == code, err
+    assert status == code, err
     assert "Traceback" not in err
 
 

@@ -65,8 +65,8 @@ def test_every_run_is_given_each_key_once_in_words_that_are_read(script, given, 
     assert len({run.folder for run in runs}) == len(runs) >= len(asked.rows)
     for run in runs:
         read = OverridesParser.create().parse_overrides(list(run.words))
-        assert len({(each.key_or_group, each.package) for each in read}) == len(run.words)
-        assert {"seed": 2}.items() <= {each.key_or_group: each.value() for each in read}.items()
+        assert len({(word.key_or_group, word.package) for word in read}) == len(run.words)
+        assert {"seed": 2}.items() <= {word.key_or_group: word.value() for word in read}.items()
         assert "{" not in " ".join(run.words)
 
 
@@ -139,9 +139,9 @@ def test_a_run_that_is_finished_is_left_as_it_is_and_one_that_fails_is_named(scr
 def test_a_row_holds_mean_and_sample_deviation_and_what_it_cost(script, given):
     _, asked = given("schemes")
     forgot = {"before": {"token_perplexity": 50}, "after": {"token_perplexity": 70}}
-    found = [result(test=error, forgetting=forgot) for error in (8.0, 10.0, 12.0)]
+    results = [result(test=error, forgetting=forgot) for error in (8.0, 10.0, 12.0)]
 
-    rows = {"full": found, "lora": [], "ewc": [result(test=error) for error in (9.0, 10.0, 14.0)]}
+    rows = {"full": results, "lora": [], "ewc": [result(test=error) for error in (9.0, 10.0, 14.0)]}
     shown = script.table(rows, asked.grid["columns"], 3, "full").splitlines()
 
     assert shown[2] == "| full | 10.0 ± 2.0 |  | 12,345 | 3.2 MB | 42 | 1.5 GB | 50.0 → 70.0 |"
@@ -150,9 +150,9 @@ def test_a_row_holds_mean_and_sample_deviation_and_what_it_cost(script, given):
 
 
 def test_failed_and_missing_runs_are_marked(script):
-    found = [result(test=8.0), result(test=10.0, failed="no better than chance")]
+    results = [result(test=8.0), result(test=10.0, failed="no better than chance")]
 
-    assert script.error(found, "test", seeds=3) == "9.0 ± 1.4 † 1 of 2 failed (2 of 3 runs)"
+    assert script.error(results, "test", seeds=3) == "9.0 ± 1.4 † 1 of 2 failed (2 of 3 runs)"
 
 
 def test_rates_are_chosen_without_the_test_set(script, given, tmp_path, capsys):
@@ -210,19 +210,19 @@ def test_steps_make_operations_and_time_equal(script, given, tmp_path):
             cost = {"flops": 7e9 + flops * steps}
             finished(tmp_path / made.pretraining(row, steps).folder, 20 + cpu_s * steps, cost=cost)
 
-    found = made.of_equal_flops(rows, 1000)
+    runs = made.of_equal_flops(rows, 1000)
 
     expected = {"mlm": 1000, "clm": 500, "electra": 1000}
-    assert found == {
+    assert runs == {
         row: [made.pretraining(row, steps, n) for n in (0, 1)] for row, steps in expected.items()
     }
     for row, seconds in zip(rows, (3000, 1000, 2950), strict=True):
-        for run, more in zip(found[row], (10, 30), strict=True):
+        for run, more in zip(runs[row], (10, 30), strict=True):
             finished(tmp_path / run.folder, seconds + more, seen={"steps": expected[row]})
 
     # 1,000 x 3.0 s = 1,500 x 2.0 s; `electra` is less than 3 % away and stays.
-    assert made.of_equal_time(found, 1000) == {
-        **found, "clm": [made.pretraining("clm", 1500, n) for n in (0, 1)],
+    assert made.of_equal_time(runs, 1000) == {
+        **runs, "clm": [made.pretraining("clm", 1500, n) for n in (0, 1)],
     }  # fmt: skip
 
 
@@ -264,13 +264,13 @@ def test_words_that_make_no_sense_are_refused(script, capsys, words, said):
 
 
 def test_the_preset_of_the_recipe_leaves_data_and_sizes_to_others():
-    found = (conf_dir() / "experiment" / "recipe" / "clm.yaml").read_text()
+    text = (conf_dir() / "experiment" / "recipe" / "clm.yaml").read_text()
     words = ["experiment=recipe/clm", "data=wikitext2", "loop.steps=9"]
 
     def composed(*more):
         return compose.compose("pretrain", Request(overrides=(*words, *more)))
 
-    assert "/data" not in found
+    assert "/data" not in text
     config = composed("model=small")
     assert (config.model.width, config.data.name) == (256, "wikitext-2")
     assert config.optimizer._target_ == "transfer_cli.optim.muon.MuonWithAdamW"

@@ -196,9 +196,9 @@ AS_IN_FULL = (
 
 
 def test_presets_are_what_their_papers_say():
-    found = {name: preset(name)[1] for name in PRESETS}
+    presets = {name: preset(name)[1] for name in PRESETS}
 
-    assert {name: made.plan for name, made in found.items()} == {
+    assert {name: made.plan for name, made in presets.items()} == {
         "full": AllAtOnce(),
         "frozen": Only(("head.*",)),
         "feature_extraction": Only(("head.*",)),
@@ -220,24 +220,25 @@ def test_presets_are_what_their_papers_say():
         "ulmfit": GradualUnfreezing("auto"),
         **dict.fromkeys(AS_IN_FULL, AllAtOnce()),
     }
-    scales = {name: made.layer_scale for name, made in found.items()}
+    scales = {name: made.layer_scale for name, made in presets.items()}
     assert {name: s for name, s in scales.items() if s != Uniform()} == {
         "discriminative": Geometric(1.2), "ulmfit": Geometric(2.6),
     }  # fmt: skip
-    assert {name: type(made.penalty).__name__ for name, made in found.items() if made.penalty} == {
+    penalties = {name: made.penalty for name, made in presets.items() if made.penalty}
+    assert {name: type(penalty).__name__ for name, penalty in penalties.items()} == {
         "l2_sp": "L2SP", "ewc": "EWC",
     }  # fmt: skip
-    assert {name: [*map(str, made.edits)] for name, made in found.items() if made.edits} == {
+    assert {name: [*map(str, made.edits)] for name, made in presets.items() if made.edits} == {
         "feature_extraction": ["scalar_mix"], "adapters": ["adapters_houlsby"],
         "adapters_tutorial": ["adapters"], "lora": ["lora"], "ia3": ["ia3"],
         "parallel_adapters": ["parallel_adapters"], "gated_prefix": ["gated_prefix"],
         "pals": ["pals"],
         "dora": ["dora"],
     }  # fmt: skip
-    assert {name for name, made in found.items() if made.frozen_eval} == {
+    assert {name for name, made in presets.items() if made.frozen_eval} == {
         "frozen", "feature_extraction",
     }  # fmt: skip
-    assert {name for name, made in found.items() if made.store == "trained"} == {
+    assert {name for name, made in presets.items() if made.store == "trained"} == {
         "frozen", "feature_extraction", "bias_only", "adapters", "adapters_tutorial", "lora",
         "ia3", "dora", "parallel_adapters", "gated_prefix", "pals",
     }  # fmt: skip
@@ -283,11 +284,11 @@ def test_a_rate_that_is_typed_or_of_an_experiment_wins_over_that_of_the_preset()
 
 
 def test_the_rate_of_a_preset_does_not_depend_on_what_replaces_its_parts():
-    own = rate("adaptation=lora")
+    expected = rate("adaptation=lora")
 
-    assert rate("adaptation=lora", "adaptation/plan=gradual_unfreezing") == own
-    assert rate("adaptation=lora", "adaptation/edits=[adapters]") == own
-    assert rate("adaptation=lora", "optimizer=muon") == own
+    assert rate("adaptation=lora", "adaptation/plan=gradual_unfreezing") == expected
+    assert rate("adaptation=lora", "adaptation/edits=[adapters]") == expected
+    assert rate("adaptation=lora", "optimizer=muon") == expected
 
 
 def test_pretraining_has_the_rate_of_its_optimizer_under_every_preset():

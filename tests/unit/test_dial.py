@@ -36,12 +36,12 @@ def test_a_deeper_model_is_no_smaller_and_trains_no_shorter_and_no_faster():
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_all_that_a_depth_decides_is_in_range(depth):
-    found = of_depth(depth)
+    settings = of_depth(depth)
 
-    assert found["width"] % found["heads"] == 0
-    assert found["width"] // found["heads"] in (32, 64)
-    assert 4 <= found["batch"] <= 2048
-    assert 5e-4 < found["rate"] <= 0.02
+    assert settings["width"] % settings["heads"] == 0
+    assert settings["width"] // settings["heads"] in (32, 64)
+    assert 4 <= settings["batch"] <= 2048
+    assert 5e-4 < settings["rate"] <= 0.02
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_all_that_a_depth_decides_is_in_range(depth):
     [(3, (96, 3, 288, 359_424)), (7, (224, 7, 672, 4_566_016)), (16, (512, 8, 1536, 54_525_952))],
 )
 def test_a_depth_decides_the_same_on_any_machine(depth, expected):
-    found = of_depth(depth)
+    settings = of_depth(depth)
 
     names = ("width", "heads", "feedforward", "parameters")
-    assert tuple(found[name] for name in names) == expected
-    assert len(f"{found['rate']:.10g}") <= 6  # two digits: no last bit differs
+    assert tuple(settings[name] for name in names) == expected
+    assert len(f"{settings['rate']:.10g}") <= 6  # two digits: no last bit differs
 
 
 @pytest.mark.parametrize("width", [1, 33, 100, 500, 1000])

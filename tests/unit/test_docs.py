@@ -125,7 +125,7 @@ def test_every_path_of_a_page_is_there(name):
     paths = {word for word in words if "=" not in word}
     assert len(paths) > 5
     assert [
-        each for each in paths if not ((ROOT / each).exists() or (PROJECT / each).exists())
+        path for path in paths if not ((ROOT / path).exists() or (PROJECT / path).exists())
     ] == []
 
 
@@ -195,8 +195,8 @@ def test_a_row_is_shown_by_as_many_configs_as_it_says_one_writes():
         files = ADDED.get(row, ([], ""))[0]
         if files:
             said = re.search(r"(\d) YAML", write)
-            found = [path for path in files if path.endswith(".yaml")]
-            assert len(found) == (int(said[1]) if said else 0), row
+            configs = [path for path in files if path.endswith(".yaml")]
+            assert len(configs) == (int(said[1]) if said else 0), row
 
 
 def test_every_command_has_a_module_and_a_yaml():
@@ -254,10 +254,12 @@ def test_the_example_changes_nothing_of_the_package():
             if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(
                 node.ctx, ast.Store | ast.Del
             ):
-                inside = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                inside = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
                 changed += [f"{path}:{node.lineno}"] if inside & ours else []
             elif isinstance(node, ast.Import):
-                whole = [each.name for each in node.names if each.name.startswith("transfer_cli")]
+                whole = [
+                    alias.name for alias in node.names if alias.name.startswith("transfer_cli")
+                ]
                 changed += [f"{path}:{node.lineno}: {name}" for name in whole]
             elif isinstance(node, ast.Name) and node.id in ("setattr", "delattr"):
                 changed.append(f"{path}:{node.lineno}: {node.id}")
@@ -324,7 +326,7 @@ def test_the_site_is_built_without_a_warning_and_asks_nothing_of_the_network(tmp
     loads = re.compile(r"<(?:script|img|iframe)\b[^>]*src=.?https?:|<link\b[^>]*href=.?https?:")
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(PAGES) - 1
-    assert [each for each in pages if loads.search(each.read_text(encoding="utf-8"))] == []
+    assert [path for path in pages if loads.search(path.read_text(encoding="utf-8"))] == []
     assert "finetune" in (tmp_path / "api.html").read_text(encoding="utf-8")
     assert (tmp_path / "search" / "search_index.js").stat().st_size > 1e5
 
@@ -348,7 +350,7 @@ def test_every_key_of_the_page_for_people_with_a_trainer_is_there():
     rows = [row.split(" | ")[1] for row in page("from_trainer.md").splitlines() if " | " in row]
     words = " ".join(text for row in rows for text in quoted(row)).split()
     keys = [re.match(r"[a-z_]+(\.[a-z_]+)*(?==|$)", word) for word in words]
-    dotted = {found[0] for found in keys if found and ("=" in found.string or "." in found[0])}
+    dotted = {match[0] for match in keys if match and ("=" in match.string or "." in match[0])}
 
     assert len(dotted) > 20
     assert {key for key in dotted if not _is_key(config, key)} == {"split"}  # of `evaluate`
@@ -371,13 +373,15 @@ def test_the_table_of_published_models_lists_the_families_that_there_are():
 
     kinds = [re.search(r"\| `([\w-]+)` \|", row)[1] for row in table.splitlines()[2:]]
 
-    own = [kind for kind, each in families().items() if each.__module__.startswith("transfer_cli.")]
-    assert sorted(kinds) == sorted(own)
+    ours = [
+        kind for kind, family in families().items() if family.__module__.startswith("transfer_cli.")
+    ]
+    assert sorted(kinds) == sorted(ours)
 
 
 def test_the_container_copies_what_the_package_is_built_of():
     words = [line.split() for line in (ROOT.parent / "Dockerfile").read_text().splitlines()]
-    copied = {source for found in words if found[:1] == ["COPY"] for source in found[1:-1]}
+    copied = {source for parts in words if parts[:1] == ["COPY"] for source in parts[1:-1]}
     let_through = {
         line.removeprefix("!")
         for line in (ROOT.parent / ".dockerignore").read_text().splitlines()
@@ -386,7 +390,7 @@ def test_the_container_copies_what_the_package_is_built_of():
 
     assert copied == let_through
     assert copied > {"pyproject.toml", "setup.py", "conf", "transfer_cli"}
-    assert all((ROOT.parent / each).exists() for each in copied)
+    assert all((ROOT.parent / path).exists() for path in copied)
 
 
 # --- private apis --------------------------------------------------------------------------------
@@ -403,18 +407,18 @@ def is_private(name: str) -> bool:
 
 def private_names_of(path: Path) -> set[str]:
     """Return private names of libraries that a module imports, or reaches through an import."""
-    tree, found, known = parsed(path), set(), {}
+    tree, names, known = parsed(path), set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             known |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.module.startswith("transfer_cli"):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             head, _, rest = ast.unparse(node).partition(".")
             if head in known:
-                found.add(f"{known[head].split('.')[0]}.{rest}")
-    private = {name for name in found if is_private(name)} - DOCUMENTED
+                names.add(f"{known[head].split('.')[0]}.{rest}")
+    private = {name for name in names if is_private(name)} - DOCUMENTED
     # Of torch._dynamo and torch._dynamo.config, the table has the longer one.
     return {name for name in private if not any(other.startswith(f"{name}.") for other in private)}
 
@@ -436,7 +440,7 @@ def test_every_private_name_that_the_package_uses_is_in_the_table():
     unlisted = {
         (name, file)
         for name, file in used
-        if not any(name.startswith(each) and file == there for each, there in listed)
+        if not any(name.startswith(prefix) and file == there for prefix, there in listed)
     }
     assert unlisted == set()
     assert len(used) >= 6  # or the search itself is broken

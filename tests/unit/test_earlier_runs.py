@@ -137,7 +137,7 @@ def metrics_of(content):
 
 
 def test_metrics_of_earlier_runs_are_those_of_the_objectives_of_that_time():
-    known = {each.name: each for each in UNDECLARED}
+    known = {earlier.name: earlier for earlier in UNDECLARED}
 
     for objective in (Classification(), CausalLM(), MaskedLM()):
         for metric in objective.declared_metrics():
@@ -149,7 +149,7 @@ def test_metrics_of_earlier_runs_are_those_of_the_objectives_of_that_time():
 
 
 def test_earlier_runs_are_judged_by_the_error_rate_first_and_by_the_loss_last():
-    headlines = [each.name for each in UNDECLARED if each.headline]
+    headlines = [metric.name for metric in UNDECLARED if metric.headline]
 
     assert headlines == [
         "error_rate", "word_perplexity", "token_perplexity", "masked_token_perplexity", "loss",
@@ -157,11 +157,11 @@ def test_earlier_runs_are_judged_by_the_error_rate_first_and_by_the_loss_last():
 
 
 def test_in_earlier_runs_a_further_loss_and_a_class_are_told_by_parts_of_the_name():
-    found = metrics_of(before("accuracy/city", "order/accuracy/swapped", "order/loss"))
+    metrics = metrics_of(before("accuracy/city", "order/accuracy/swapped", "order/loss"))
 
-    assert find("accuracy/city", found).higher_is_better
-    assert find("order/accuracy/swapped", found).higher_is_better
-    assert not find("order/loss", found).higher_is_better
+    assert find("accuracy/city", metrics).higher_is_better
+    assert find("order/accuracy/swapped", metrics).higher_is_better
+    assert not find("order/loss", metrics).higher_is_better
 
 
 def test_in_earlier_runs_less_is_better_of_what_nobody_knows():

@@ -88,12 +88,12 @@ def test_an_unknown_unit_is_refused_with_the_nearest():
 
 
 def test_a_part_of_a_metric_is_as_good_as_the_metric_and_no_headline():
-    found = find("accuracy/city/north", DECLARED)
+    metric = find("accuracy/city/north", DECLARED)
 
-    assert (found.name, found.higher_is_better, found.unit) == (
+    assert (metric.name, metric.higher_is_better, metric.unit) == (
         "accuracy/city/north", True, "fraction",
     )  # fmt: skip
-    assert not found.headline
+    assert not metric.headline
 
 
 def test_a_name_that_only_begins_like_a_metric_is_another():
@@ -102,10 +102,10 @@ def test_a_name_that_only_begins_like_a_metric_is_another():
 
 
 def test_a_metric_of_a_further_loss_begins_with_its_name():
-    found = find("order/loss", DECLARED)
+    metric = find("order/loss", DECLARED)
 
-    assert found.name == "order/loss"
-    assert not found.per_example
+    assert metric.name == "order/loss"
+    assert not metric.per_example
 
 
 def test_a_metric_that_is_not_declared_is_refused_with_the_nearest():
@@ -119,7 +119,7 @@ def test_a_metric_that_is_not_declared_is_refused_with_the_nearest():
 
 
 def test_headlines_are_preferred_and_the_others_keep_their_order():
-    assert [each.name for each in by_preference(DECLARED)] == ["accuracy", "loss", "order/loss"]
+    assert [metric.name for metric in by_preference(DECLARED)] == ["accuracy", "loss", "order/loss"]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_derived_seeds_fit_every_generator(seed, parts):
 def test_different_purposes_get_unrelated_seeds():
     asked = [(seed, name, step) for seed in range(5) for name in "ab" for step in range(100)]
 
-    assert len({derive(*each) for each in asked}) == len(asked)
+    assert len({derive(*purpose) for purpose in asked}) == len(asked)
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 4))
@@ -306,7 +306,7 @@ def test_noise_differs_between_examples_steps_and_seeds():
         for example in range(2)
     ]
 
-    distinct = {tuple(each.flatten().tolist()) for each in drawn}
+    distinct = {tuple(noise.flatten().tolist()) for noise in drawn}
 
     assert len(distinct) == 8
 
@@ -402,7 +402,7 @@ def test_measures_and_predictions_without_memory_are_those_with_it(monkeypatch):
 
     def scored():
         rows = predictions(model, objective, data, batch=8, precision=Precision("fp32", CPU))
-        parts = [found["probabilities"] for _, found in rows]
+        parts = [answers["probabilities"] for _, answers in rows]
         return tiny.measures(model, objective, data), torch.cat(parts), len(parts)
 
     measures, probabilities, parts = scored()
@@ -414,11 +414,11 @@ def test_measures_and_predictions_without_memory_are_those_with_it(monkeypatch):
         return to_device(batch, device)
 
     monkeypatch.setattr(evaluation, "to_device", hungry)
-    found = scored()
+    outcome = scored()
 
-    assert found[0] == pytest.approx(measures, rel=1e-6)
-    torch.testing.assert_close(found[1], probabilities)
-    assert found[2] > parts
+    assert outcome[0] == pytest.approx(measures, rel=1e-6)
+    torch.testing.assert_close(outcome[1], probabilities)
+    assert outcome[2] > parts
 
 
 # --- files of strangers --------------------------------------------------------------------------
@@ -488,10 +488,10 @@ def test_a_name_that_no_file_can_have_is_an_error_of_the_system(tmp_path):
 @given(damaged(b'{"labels": ["a", "b"], "shape": {"width": 16, "bias": true}, "x": [1.5, null]}'))
 def test_fuzz_damaged_json_is_read_or_refused(content):
     try:
-        found = parse_json(content.decode("utf-8", "replace"))
+        document = parse_json(content.decode("utf-8", "replace"))
     except UnreadableError:
         return
-    assert isinstance(found, dict)
+    assert isinstance(document, dict)
 
 
 def test_a_message_is_one_line_that_cannot_steer_a_terminal():
@@ -530,9 +530,9 @@ def test_markdown_shows_a_text_as_it_is(text):
     for whole in ("\n\n".join(shown), table):
         said, code = [t for t in page.parse(whole) if t.type == "inline"][-2:]
 
-        assert {each.type for each in said.children} <= {"text", "text_special"}
-        assert [each.type for each in code.children] == ["code_inline"]
-        assert "".join(each.content for each in said.children).split() == f"x {text} y".split()
+        assert {token.type for token in said.children} <= {"text", "text_special"}
+        assert [token.type for token in code.children] == ["code_inline"]
+        assert "".join(token.content for token in said.children).split() == f"x {text} y".split()
         assert code.children[0].content == (" ".join(text.split()) or " ")
 
 

@@ -137,21 +137,21 @@ def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_what_could_run_code_or_fill_in_a_strangers_config_is_called_nowhere():
-    found = {
+    problems = {
         f"{name_of(path)}:{call.lineno} calls {name}"
         for path in MODULES
         for name, call in calls_of(path)
         if is_unsafe(name_of(path), name, call)
     }
 
-    assert not found
+    assert not problems
 
 
 def is_unsafe(place: str, name: str, call: ast.Call) -> bool:
     if name in ("yaml.load", "OmegaConf.load"):
         return (place, name) not in ALLOWED
     if name == "torch.load":
-        kept = {each.arg: ast.unparse(each.value) for each in call.keywords}
+        kept = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         return kept.get("weights_only") != "True"
     return name in RUNS_CODE
 
@@ -162,7 +162,7 @@ MIRRORS = {"testing", "tasks"}
 
 def shared(places: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the names that stand in several places, with these."""
-    return {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    return {name: sorted(files) for name, files in places.items() if len(files) > 1}
 
 
 def test_no_class_is_called_as_another():

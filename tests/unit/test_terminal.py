@@ -325,7 +325,7 @@ def test_a_terminal_has_one_line_that_goes(at_once, capsys):
 def test_a_log_has_lines_with_time_left_and_memory(at_once, caplog):
     with caplog.at_level(logging.INFO, "transfer_cli"), progress("encoding", 10, "texts") as more:
         more(5)
-        until(lambda: any(" 5 of " in each for each in caplog.messages))
+        until(lambda: any(" 5 of " in message for message in caplog.messages))
 
     first = caplog.messages[-1]
     assert first.startswith("encoding: 5 of 10 texts, 00:00 gone, 00:00 left, ")
@@ -336,20 +336,20 @@ def test_where_no_end_is_known_none_is_foretold(at_once, caplog):
     with caplog.at_level(logging.INFO, "transfer_cli"):
         with progress("reading", None, "runs") as more:
             more(5)
-            until(lambda: any(" 5 runs" in each for each in caplog.messages))
+            until(lambda: any(" 5 runs" in message for message in caplog.messages))
         with progress("learning"):
-            until(lambda: any(each.startswith("learning") for each in caplog.messages))
+            until(lambda: any(message.startswith("learning") for message in caplog.messages))
 
-    assert any(each.startswith("reading: 5 runs, 00:00 gone, ") for each in caplog.messages)
-    assert not any("left" in each for each in caplog.messages)
+    assert any(message.startswith("reading: 5 runs, 00:00 gone, ") for message in caplog.messages)
+    assert not any("left" in message for message in caplog.messages)
 
 
 def test_what_is_only_about_so_much_never_says_more_than_all(at_once, caplog):
     with caplog.at_level(logging.INFO, "transfer_cli"), progress("reading", 10, "lines") as more:
         more(12)
-        until(lambda: any(" 12 of 12 lines" in each for each in caplog.messages))
+        until(lambda: any(" 12 of 12 lines" in message for message in caplog.messages))
 
-    assert not any(" 12 of 10" in each for each in caplog.messages)
+    assert not any(" 12 of 10" in message for message in caplog.messages)
 
 
 def test_of_short_work_nothing_is_shown_and_no_total_asked_for(caplog):
@@ -365,19 +365,19 @@ def test_of_short_work_nothing_is_shown_and_no_total_asked_for(caplog):
 
 
 def test_a_total_that_must_be_found_is_found_beside_the_work(at_once, caplog):
-    found = []
+    threads = []
 
     def total():
-        found.append(threading.current_thread())
+        threads.append(threading.current_thread())
         return 8
 
     with caplog.at_level(logging.INFO, "transfer_cli"), progress("reading", total, "rows") as more:
         more(2)
-        until(lambda: any("2 of 8" in each for each in caplog.messages))
+        until(lambda: any("2 of 8" in message for message in caplog.messages))
 
     assert "2 of 8 rows" in caplog.messages[-1]
-    assert len(found) == 1
-    assert found[0] is not threading.main_thread()
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 @pytest.mark.parametrize("reason", ["rank", "shown"])

@@ -333,13 +333,13 @@ class ChosenTexts:
             predictions = objective.predictions(subject.model, view, Encoding(subject.model, view))
         output = int(outputs_C.argmax()) if self._label is None else self._label
         task: Any = subject.material.task
-        values = {name: each[0].cpu().tolist() for name, each in predictions.items()}
+        values = {name: tensor[0].cpu().tolist() for name, tensor in predictions.items()}
         answer = task.answer(subject.split.encoded, row, {row: values})
         example = subject.split.encoded.examples[row]
         if self._explainer.is_choice:
             # The choice alone is explained; what is said of the others stays as it is.
             prediction = explained = str(example.choices[output])
-            batch = {name: each[:, output] for name, each in batch.items() if each.dim() > 2}
+            batch = {name: tensor[:, output] for name, tensor in batch.items() if tensor.dim() > 2}
             output = 0
         else:
             labels = objective.info.labels

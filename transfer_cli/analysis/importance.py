@@ -184,8 +184,8 @@ class Importance(Analysis):
         with progress("leaving out", len(places), "parts") as more:
             for kind, place in places:
                 is_unit = kind in SINGLE
-                found = scorer.without_unit(**place) if is_unit else scorer.without(kind, **place)
-                entries[kind].append({**place, **found})
+                falls = scorer.without_unit(**place) if is_unit else scorer.without(kind, **place)
+                entries[kind].append({**place, **falls})
                 more(1)
         curve = self._curve(scorer, importance) if self.prune else []
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
@@ -347,10 +347,10 @@ def _of_units(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
         rise = math.inf if entry["loss"] is None else -entry["loss"]
         rises[entry.get("layer")].append((-rise, entry["unit"]))
     rows: list[list[Any]] = []
-    for layer, found in rises.items():
-        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(found)[:MOST_NEEDED])
+    for layer, units in rises.items():
+        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(units)[:MOST_NEEDED])
         of = "embeddings" if layer is None else f"block {layer}"
-        rows.append([of, most, -float(np.median([fall for fall, _ in found]))])
+        rows.append([of, most, -float(np.median([fall for fall, _ in units]))])
     if rows:
         columns = ["of", "needed most (and how far the loss rises without it)", "median of all"]
         yield FindingTable(columns, rows, "Without a single unit")

@@ -61,7 +61,7 @@ def _on_texts(plan: Blueprint) -> Iterator[str]:
             "objective: no loss reads the labels of data, only its texts; to learn the labels take "
             f"objective={task.objective}"
         )
-    has_pairs = any(each.pairs is not None for each in info.values())
+    has_pairs = any(stream.pairs is not None for stream in info.values())
     if has_pairs and plan.model.backbone.num_segments <= 1:
         yield (
             "model.segments: nothing but the separator tells this model both texts of a pair "

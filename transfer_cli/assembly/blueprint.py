@@ -174,7 +174,7 @@ class Blueprint:
             objective=self.objective,
             labels=info.labels,
             tokenizer_hash=tokenizer.hash,
-            edits={name: each for name, each in self.network.edits.items() if name not in without},
+            edits={name: edit for name, edit in self.network.edits.items() if name not in without},
             base=base,
             task=None if info.task is None else info.task.as_node(),
             pairs=info.pairs is not None,

@@ -160,8 +160,10 @@ class Unencoded:
 
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
-        own = task_of_data(self.data)
-        return TaskInfo(tokenizer, own.labels, task=own, train=self.data.splits["train"])
+        data_task = task_of_data(self.data)
+        return TaskInfo(
+            tokenizer, data_task.labels, task=data_task, train=self.data.splits["train"]
+        )
 
     def encoded(self) -> Prepared:
         """Return it, encoded."""
@@ -224,7 +226,7 @@ def of_run(
     The main objective decides how labelled data of the main one are written.
     """
     place = DataPlace(config.data_dir, config.seed)
-    found = source_of(config.data)
+    main_source = source_of(config.data)
     sources = {
         str(name): _stream_source(node, f"streams.{name}") for name, node in config.streams.items()
     }
@@ -234,13 +236,13 @@ def of_run(
     labels: Unencoded | None = None
     first: Prepared | Unencoded
     if command == "pretrain":
-        source: TextData = of_kind(found, TextData)
+        source: TextData = of_kind(main_source, TextData)
         note = partial(origins.text, "data")
         read, tokenizer = text(source, place, shape, tokenizer, note=note, lines=lines)
         first, lines = read, read.lines
     else:
         labels = _main_labels(
-            of_kind(found, TaskData), place, shape, tokenizer, start, origins, main, chat
+            of_kind(main_source, TaskData), place, shape, tokenizer, start, origins, main, chat
         )
         first, tokenizer = labels, labels.tokenizer
         if task_of_data(labels.data).makes_windows:  # how many rows there are shows then
@@ -276,15 +278,15 @@ def _main_labels(
         check_task("main", main, source.kind)
     block_length(source.length, shape.positions)
     labelled = origins.labelled("data", source.load(place.folder, place.seed))
-    own = main.objective.task_of(
+    data_task = main.objective.task_of(
         task_of_data(labelled),
         words=labelled.words,
         lines=start is not None and start.reads_lines,
         before_text=None if start is None else start.before_text,
     )
     tokenizer = task_tokenizer(labelled, tokenizer)
-    own = own.written_by(partial(chat, tokenizer))
-    labelled = replace(labelled, task=own.as_node())
+    data_task = data_task.written_by(partial(chat, tokenizer))
+    labelled = replace(labelled, task=data_task.as_node())
     return Unencoded(labelled, source.length, tokenizer, shape, origins)
 
 
@@ -299,13 +301,13 @@ def _stream_source(node: Any, key: str) -> StreamSource:
     return build(options, key, StreamSource, joins_main=joined == "main")
 
 
-def data_dir_of(own: str, now: str, typed: Sequence[str]) -> str:
-    """Return where the data of an earlier run is: its `own` folder, if it is on this machine.
+def data_dir_of(earlier: str, now: str, typed: Sequence[str]) -> str:
+    """Return where the data of an earlier run is: in `earlier`, if that folder is on this machine.
 
     Where `data_dir` was typed for the command at work, or the folder is gone, it is that of `now`.
     """
     is_typed = any(word.startswith("data_dir=") for word in typed)
-    return own if not is_typed and data_folder(own).is_dir() else now
+    return earlier if not is_typed and data_folder(earlier).is_dir() else now
 
 
 def stream(
@@ -323,46 +325,46 @@ def stream(
 
     `main` are the labelled data of the main stream, if it has labels. For `lines` see `text`.
     """
-    found, key = source.data, f"streams.{name}"
-    if isinstance(found, Rest):
+    data, key = source.data, f"streams.{name}"
+    if isinstance(data, Rest):
         if main is None:
             raise ConfigError(f"{key}.data: the main data have no labels, so there is no rest")
         prepared = main.rest(key)
-    elif isinstance(found, TaskData):
-        labelled = origins.labelled(key, found.load(place.folder, place.seed))
-        own = task_of_data(labelled).written_by(partial(chat, tokenizer))
-        prepared = task(labelled, found.length, tokenizer, shape, known=own)
+    elif isinstance(data, TaskData):
+        labelled = origins.labelled(key, data.load(place.folder, place.seed))
+        data_task = task_of_data(labelled).written_by(partial(chat, tokenizer))
+        prepared = task(labelled, data.length, tokenizer, shape, known=data_task)
     else:
         note = partial(origins.text, key)
-        prepared, _ = text(found, place, shape, tokenizer, note=note, lines=lines)
+        prepared, _ = text(data, place, shape, tokenizer, note=note, lines=lines)
     if source.scored is None:
         return prepared
     fewer = {
-        each: split if each == "train" else some_of(split, source.scored)
-        for each, split in prepared.splits.items()
+        part: split if part == "train" else some_of(split, source.scored)
+        for part, split in prepared.splits.items()
     }
-    for each in fewer.values():
-        if each.name != "train":
-            log.info("streams.%s: %s: %s", name, each.name, each.extent("scores"))
+    for portion in fewer.values():
+        if portion.name != "train":
+            log.info("streams.%s: %s: %s", name, portion.name, portion.extent("scores"))
     return replace(prepared, splits=fewer)
 
 
 def source_of(node: Any) -> TextData | TaskData:
     """Return the data that a config describes, to train on or to evaluate on."""
-    found: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
-    if isinstance(found, PairsOfSentences | ClozeTexts):
-        kind = "pairs of sentences" if isinstance(found, PairsOfSentences) else "texts with a gap"
+    built: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
+    if isinstance(built, PairsOfSentences | ClozeTexts):
+        kind = "pairs of sentences" if isinstance(built, PairsOfSentences) else "texts with a gap"
         raise ConfigError(
             f"data: these are {kind}, which only score takes: type transfer score run=RUN"
         )
-    source: TextData | TaskData = found
+    source: TextData | TaskData = built
     return source
 
 
-def of_kind(found: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:
+def of_kind(source: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:
     """Return a data source that has to be of the kind that a command works on."""
-    if isinstance(found, kind):
-        return found
+    if isinstance(source, kind):
+        return source
     if kind is TaskData:
         raise ConfigError(
             "data: this is text without labels, which only pretrain takes; "
@@ -375,7 +377,7 @@ def of_kind(found: TextData | TaskData, kind: type[TextData] | type[TaskData]) -
 
 
 def text(
-    found: TextData,
+    source: TextData,
     place: DataPlace,
     shape: BackboneShape,
     tokenizer: Tokenizer | TokenizerRecipe,
@@ -388,21 +390,21 @@ def text(
     It is in blocks, or in pairs. `lines` is what became of line breaks when the model was trained;
     None: it is new.
     """
-    length = block_length(found.length, shape.positions)
-    if found.pairs is not None and shape.direction == "causal":
+    length = block_length(source.length, shape.positions)
+    if source.pairs is not None and shape.direction == "causal":
         raise ConfigError(
             "data.pairs: pairs of texts are for a model that reads them from both sides; take "
             "objective=mlm, or leave it out"
         )
     direction = direction_of(shape)
-    encoded, tokenizer, rule = whole_texts(found, place, direction, tokenizer, only, note, lines)
-    if found.pairs is None:
+    encoded, tokenizer, rule = whole_texts(source, place, direction, tokenizer, only, note, lines)
+    if source.pairs is None:
         return replace(_in_blocks(encoded, tokenizer, length, shape), lines=rule), tokenizer
-    return _in_pairs(encoded, tokenizer, length, found, found.pairs, place.seed), tokenizer
+    return _in_pairs(encoded, tokenizer, length, source, source.pairs, place.seed), tokenizer
 
 
 def whole_texts(
-    found: TextData,
+    source: TextData,
     place: DataPlace,
     direction: Direction,
     tokenizer: Tokenizer | TokenizerRecipe,
@@ -415,23 +417,23 @@ def whole_texts(
     A recipe makes the tokenizer from the training text. `note` is called before it is encoded. For
     `lines` see `text`.
     """
-    raw = found.splits(place.folder, place.seed, only=only)
+    raw = source.splits(place.folder, place.seed, only=only)
     if isinstance(tokenizer, TokenizerRecipe):
         tokenizer = cached_tokenizer(tokenizer, raw["train"], place.cache)
-    rule = _line_rule(found, tokenizer, direction, lines)
-    if rule not in ("end", found.lines):  # other parts are held out
-        raw = replace(found, lines=rule).splits(place.folder, place.seed, only=only)
+    rule = _line_rule(source, tokenizer, direction, lines)
+    if rule not in ("end", source.lines):  # other parts are held out
+        raw = replace(source, lines=rule).splits(place.folder, place.seed, only=only)
     note(raw)
     return _encoded(raw, tokenizer, place.cache, rule), tokenizer, rule
 
 
 def _line_rule(
-    found: TextData, tokenizer: Tokenizer, direction: Direction, trained: LineRule | None
+    source: TextData, tokenizer: Tokenizer, direction: Direction, trained: LineRule | None
 ) -> LineRule:
     """Return what becomes of the line breaks of a text: what it says, or the model knows."""
-    if found.pairs is not None:
+    if source.pairs is not None:
         return "end"
-    rule = found.lines or trained or usual_lines(tokenizer, direction)
+    rule = source.lines or trained or usual_lines(tokenizer, direction)
     if rule == "keep" and not tokenizer.keeps_lines:
         raise ConfigError(
             "data.lines: keep needs a tokenizer that has a token for a line break, and this one "
@@ -536,22 +538,22 @@ def _in_pairs(
     encoded: Mapping[str, EncodedText],
     tokenizer: Tokenizer,
     length: int,
-    found: TextData,
+    source: TextData,
     kind: Pairs,
     seed: int,
 ) -> Prepared:
     """Return splits in pairs: those to score are the same in every run, so that runs compare."""
     splits = {}
     for name, part in encoded.items():
-        own_seed, copies = (seed, found.copies) if name == "train" else (0, 1)
+        own_seed, copies = (seed, source.copies) if name == "train" else (0, 1)
         try:
             pairs = pair_text(
-                part, tokenizer, length, kind, found.units,
+                part, tokenizer, length, kind, source.units,
                 seed=derive(own_seed, "pairs", name), copies=copies,
             )  # fmt: skip
         except DataError as error:
             raise DataError(
-                f"data.pairs={kind}: the {name} text, cut into units of a {found.units}, {error}; "
+                f"data.pairs={kind}: the {name} text, cut into units of a {source.units}, {error}; "
                 "say where documents begin (data.heading, or an empty line before each), which two "
                 "columns are translations (data.field=[en,de]), or take another of data.units, "
                 "data.pairs"
@@ -565,9 +567,9 @@ def task_tokenizer(data: LabelledData, tokenizer: Tokenizer | TokenizerRecipe) -
     """Return the tokenizer of labelled data; a recipe makes one of its training texts."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
-    found = task_of_data(data)
+    data_task = task_of_data(data)
     firsts, others = [], []
-    for first, *further in map(found.texts, data.splits["train"]):
+    for first, *further in map(data_task.texts, data.splits["train"]):
         firsts.append(first)
         others += further
     return tokenizer.make(lambda: iter([*firsts, *others]))
@@ -575,10 +577,10 @@ def task_tokenizer(data: LabelledData, tokenizer: Tokenizer | TokenizerRecipe) -
 
 def task_of_data(data: LabelledData) -> Task:
     """Return what the examples of labelled data are."""
-    found = task_of(data.task, data.labels, "data")
-    if found is None:
+    data_task = task_of(data.task, data.labels, "data")
+    if data_task is None:
         raise ConfigError("data: its source names no task, and its examples have no labels")
-    return found
+    return data_task
 
 
 def task(
@@ -595,38 +597,38 @@ def task(
     run is scored, the task is the run's, which is `known`, and not the data's own.
     """
     longest = block_length(length, shape.positions)
-    found = known or task_of_data(data)
+    data_task = known or task_of_data(data)
     splits = {}
-    for name in (each for each in only if each in data.splits):
+    for name in (split for split in only if split in data.splits):
         examples = data.splits[name]
         with raised_as(DataError, f"{data.source(name)}, ", DataError):
-            encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
-        warn_of_cuts(encoded.num_cut, len(examples), *found.kept(longest))
-        warn_of_empty(sum(is_empty(found.texts(each)) for each in examples), len(examples))
+            encoded = data_task.encode(examples, tokenizer, longest, direction_of(shape))
+        warn_of_cuts(encoded.num_cut, len(examples), *data_task.kept(longest))
+        warn_of_empty(sum(map(is_empty, map(data_task.texts, examples))), len(examples))
         splits[name] = Split(
             name,
             encoded,
             order=np.argsort(encoded.lengths, kind="stable"),  # from short to long: least padding
             example_of=encoded.example_of if len(encoded) > len(examples) else None,
-            scorer=_scorer(found, encoded),
+            scorer=_scorer(data_task, encoded),
             unit="examples",
             part_of=data.part_of.get(name),
             num_cut=encoded.num_cut,
-            shown=partial(_shown, found, examples),
+            shown=partial(_shown, data_task, examples),
             column=partial(data.column, name),
             seen=data.seen.get(name, ()),
         )
     train: Any = splits["train"].data if "train" in splits else None
-    return Prepared(splits, found, train and train.lengths)
+    return Prepared(splits, data_task, train and train.lengths)
 
 
-def _shown(found: Task, examples: Sequence[Any], number: int) -> str:
-    return found.texts(examples[number])[0]
+def _shown(data_task: Task, examples: Sequence[Any], number: int) -> str:
+    return data_task.texts(examples[number])[0]
 
 
-def _scorer(found: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]] | None:
-    return partial(_scores, found, encoded) if found.scores_answers else None
+def _scorer(data_task: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]] | None:
+    return partial(_scores, data_task, encoded) if data_task.scores_answers else None
 
 
-def _scores(found: Task, encoded: Encoded, rows: Rows) -> dict[str, float]:
-    return found.scores(encoded, by_example(encoded, rows))
+def _scores(data_task: Task, encoded: Encoded, rows: Rows) -> dict[str, float]:
+    return data_task.scores(encoded, by_example(encoded, rows))

@@ -260,7 +260,7 @@ def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
     model, objectives = network.model, [loss.objective for loss in network.losses]
     for objective in objectives:
         objective.check_start(model, network.inherited)
-    main, *_ = [each.finalize_options(model, course.ever_trains) for each in objectives]
+    main, *_ = [objective.finalize_options(model, course.ever_trains) for objective in objectives]
     return main
 
 
@@ -296,10 +296,10 @@ def _solvable(plan: Blueprint) -> Blueprint:
     if isinstance(strengths, ListConfig) and plan.course.sizes.total_steps < len(strengths):
         text = f"a step is for one of {len(strengths)} weight decays (loop.steps={len(strengths)})"
         problems[text] = True
-    found = [problem for problem, holds in problems.items() if holds]
-    if found:
+    reasons = [problem for problem, holds in problems.items() if holds]
+    if reasons:
         raise ConfigError(
-            f"optimizer: L-BFGS needs the same loss at each evaluation, but {'; '.join(found)}; "
+            f"optimizer: L-BFGS needs the same loss at each evaluation, but {'; '.join(reasons)}; "
             "experiment=quick sets all of this, or take optimizer=adamw"
         )
     return plan
@@ -419,7 +419,7 @@ def _of_these_labels(
     That of a language model is about the vocabulary, and no task's labels.
     """
     same = start.task == info["main"].task
-    every = (start.task, *(each.task for each in info.values()))
+    every = (start.task, *(stream.task for stream in info.values()))
     tasks = [task for task in every if task and task.head != HEAD]
     refused = tuple(f"heads.{task.head}_" for task in tasks)
     refused += () if same else tuple(f"heads.{task.head}." for task in tasks)

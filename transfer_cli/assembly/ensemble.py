@@ -68,12 +68,12 @@ class Ensemble:
         """Return how the answers of the first run are handed in to a benchmark."""
         node = self._runs[0][0].config.data
         source = build(node, "data", TaskData) if TARGET in node else None
-        found: Submission | None = source.submission() if source else None
-        if found is None:
+        submission: Submission | None = source.submission() if source else None
+        if submission is None:
             raise ConfigError(
                 "output_format: glue is for runs of data=glue; take jsonl, csv or tsv"
             )
-        return found
+        return submission
 
     @property
     def training_labels(self) -> tuple[Mapping[str, int], int]:
@@ -105,22 +105,22 @@ class Ensemble:
         """
         # Every process has examples of all lengths, so none waits long for the others.
         by_length = np.argsort(
-            [sum(map(len, self.task.texts(each))) for each in examples], kind="stable"
+            [sum(map(len, self.task.texts(example))) for example in examples], kind="stable"
         )
         world = distributed.world_size()
         parts = [shard(by_length, rank, world) for rank in range(world)]
-        own = [examples[number] for number in parts[distributed.rank()]]
+        local_examples = [examples[number] for number in parts[distributed.rank()]]
         groups = [self._runs] if self._writes_together else [[run] for run in self._runs]
         tasks = [group[0][1] for group in groups]
-        found, cuts, known = zip(
-            *(self._answers(own, group, more) for group in groups), strict=True
+        group_answers, cuts, known = zip(
+            *(self._answers(local_examples, group, more) for group in groups), strict=True
         )
         combined = [
-            None if None in each else self.task.combine(list(zip(tasks, each, strict=True)))
-            for each in zip(*found, strict=True)
+            None if None in votes else self.task.combine(list(zip(tasks, votes, strict=True)))
+            for votes in zip(*group_answers, strict=True)
         ]
-        for at, example in enumerate(own):
-            answer, warning = combined[at], self._warning(example, [each[at] for each in known])
+        for at, example in enumerate(local_examples):
+            answer, warning = combined[at], self._warning(example, [flags[at] for flags in known])
             combined[at] = answer if answer is None or not warning else {**answer, WARNING: warning}
         answers: list[Answer | None] = [None] * len(examples)
         gathered = distributed.all_gather_text(_as_json(combined, [*chain.from_iterable(cuts)]))
@@ -183,10 +183,10 @@ class Ensemble:
             return [], [0] * len(runs), ()
         data, *others = [
             task.encode(
-                examples, each.start.tokenizer, each.length,
-                direction_of(each.start.description.shape),
+                examples, trained.start.tokenizer, trained.length,
+                direction_of(trained.start.description.shape),
             )
-            for each, task in runs
+            for trained, task in runs
         ]  # fmt: skip
         trained, task = runs[0]
         batches = predictions(
@@ -198,19 +198,19 @@ class Ensemble:
             # Long ones first: where memory is short, the first batch says so.
             order=np.argsort(-data.lengths, kind="stable"),
             beside=[
-                (each.objective, each.model, rows)
-                for (each, _), rows in zip(runs[1:], others, strict=True)
+                (trained.objective, trained.model, rows)
+                for (trained, _), rows in zip(runs[1:], others, strict=True)
             ],
         )
         rows: dict[int, Any] = {}
         wrong: set[int] = set()
         begun: set[int] = set()  # a long example is several rows, and one answer
-        for indices, found in batches:
-            rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
+        for indices, outputs in batches:
+            rows |= zip(map(int, indices), row_by_row(outputs, len(indices)), strict=True)
             fresh = {*data.example_of[indices].tolist()} - begun
             begun |= fresh
             more(len(fresh) * len(runs) * distributed.world_size())  # the others have as many
-            for value in found.values():
+            for value in outputs.values():
                 # Not infinity: it can stand for what is ruled out.
                 is_nan_B = value.isnan().reshape(len(indices), -1).any(1).numpy()
                 wrong.update(data.example_of[indices[is_nan_B]].tolist())
@@ -220,7 +220,7 @@ class Ensemble:
             known = data.knows(trained.start.tokenizer.special).tolist()
         return [
             None if at in wrong else task.answer(data, at, apart[at]) for at in range(len(examples))
-        ], [each.num_cut for each in (data, *others)], known  # fmt: skip
+        ], [encoded.num_cut for encoded in (data, *others)], known  # fmt: skip
 
 
 def _as_json(answers: Sequence[Answer | None], num_cut: Sequence[int]) -> str:

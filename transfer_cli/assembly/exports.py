@@ -88,10 +88,10 @@ def ours_of(
         model.backbone.new_rows = None
     lasting = lasting_parameters(model)
     merged = added_parameters(model).keys() - lasting.keys()
-    tensors = {n: each.detach() for n, each in model.state_dict().items() if n not in merged}
+    tensors = {n: tensor.detach() for n, tensor in model.state_dict().items() if n not in merged}
     if classifier is not None and not classifier.pooler:  # which then nothing reads
-        heads = {n: each for n, each in (heads or {}).items() if not n.startswith(POOLER_HEAD)}
-        tensors = {n: each for n, each in tensors.items() if not n.startswith(POOLER_HEAD)}
+        heads = {n: tensor for n, tensor in (heads or {}).items() if not n.startswith(POOLER_HEAD)}
+        tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(POOLER_HEAD)}
     return Ours(
         shape=description.shape,
         tensors=in_units({**tensors, **(heads or {})}, classifier, task),
@@ -124,13 +124,13 @@ def in_units(
 
     Others know no mean to add, and no temperature.
     """
-    found, (mean, scale) = dict(tensors), unit_of(objective, task)
-    layer = "heads.tags" if "heads.tags.weight" in found else "heads.class.linear"
+    scaled, (mean, scale) = dict(tensors), unit_of(objective, task)
+    layer = "heads.tags" if "heads.tags.weight" in scaled else "heads.class.linear"
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     # On the meta device a product would import torch's compiler.
-    if (mean, scale) != (0.0, 1.0) and weight in found and not found[weight].is_meta:
-        found[weight], found[bias] = found[weight] * scale, found[bias] * scale + mean
-    return found
+    if (mean, scale) != (0.0, 1.0) and weight in scaled and not scaled[weight].is_meta:
+        scaled[weight], scaled[bias] = scaled[weight] * scale, scaled[bias] * scale + mean
+    return scaled
 
 
 def unit_of(objective: Objective | None, task: Task | None) -> tuple[float, float]:

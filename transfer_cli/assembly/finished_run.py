@@ -145,8 +145,8 @@ def open_to_look_into(
     """
     start = open_to_answer(path, key=key, base=base)
     if start.graph is not None:
-        own = objective_of(start) if start.graph.has_head else None
-        return _placed(path, start, own, {}, precision)
+        graph_objective = objective_of(start) if start.graph.has_head else None
+        return _placed(path, start, graph_objective, {}, precision)
     tensors, planned, objective = start.tensors(), objective_of(start), objective_of(start)
     with without_weights():
         _, report = start.filled(tensors, planned)

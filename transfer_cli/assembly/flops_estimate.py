@@ -44,13 +44,13 @@ def of_full_texts(planned: Blueprint, length: int) -> tuple[Sequence[Prices], Am
 def flops_of_run(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts) -> int:
     """Return what all steps of a run compute, at the prices of each stage."""
     sizes, stages = planned.course.sizes, planned.course.stage_plans
-    each = [flops_of(amounts, of_stage).done for of_stage in prices]
+    costs = [flops_of(amounts, of_stage).done for of_stage in prices]
     if not keeps_states(planned):
-        return sum(done * (s.end - s.begin) for done, s in zip(each, stages, strict=True))
+        return sum(done * (s.end - s.begin) for done, s in zip(costs, stages, strict=True))
     heads = {key: counts for key, counts in amounts.items() if key[0].startswith("heads.")}
     alone = flops_of(heads, prices[0]).done
     passed = min(sizes.total_steps, sizes.steps_per_epoch)
-    return (each[0] - alone) * passed + alone * sizes.total_steps
+    return (costs[0] - alone) * passed + alone * sizes.total_steps
 
 
 def least_seconds(

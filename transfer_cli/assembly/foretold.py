@@ -37,7 +37,7 @@ def with_prediction(planned: Blueprint) -> Blueprint:
     length = block_length(config.data.get("length"), model.backbone.shape.positions)
     operations = flops_of_run(planned, *of_full_texts(planned, length)[:2])
     tokens = planned.course.sizes.total_steps * planned.course.loop.batch * length
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     with raised_as(ConfigError, f"ladder.of: {sweep} foretells nothing of this run: ", NoLawError):
         prediction = foretold(runs, operations, parameters, tokens)
     return replace(planned, config=with_values(config, {"ladder.prediction": asdict(prediction)}))

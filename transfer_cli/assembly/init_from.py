@@ -117,8 +117,7 @@ class Pretrained:
     @cached_property
     def task(self) -> Task | None:
         """What it was adapted to; None for a language model."""
-        found = self.description
-        return task_of(found.task, found.labels, f"{self.folder}: task")
+        return task_of(self.description.task, self.description.labels, f"{self.folder}: task")
 
     @property
     def lines(self) -> LineRule:
@@ -201,9 +200,9 @@ class Pretrained:
             return without_values(tensors)
 
         def read(name: str) -> Tensor:
-            found = tensors[name]
-            check_finite({name: found}, self.weights)
-            return found
+            tensor = tensors[name]
+            check_finite({name: tensor}, self.weights)
+            return tensor
 
         return LazyTensors(without_values(tensors), read)
 
@@ -243,11 +242,11 @@ class Pretrained:
         if values and (self.weights / WEIGHTS).is_file():
             verify_model(self.weights, WEIGHTS)
         base = self.description.base
-        own: Mapping[str, Tensor] = read_shapes(self.weights)
+        tensors: Mapping[str, Tensor] = read_shapes(self.weights)
         if values:
-            own = LazyTensors(own, open_tensors(self.weights / WEIGHTS).__getitem__)
+            tensors = LazyTensors(tensors, open_tensors(self.weights / WEIGHTS).__getitem__)
         if base is None:
-            return own
+            return tensors
         place = self.base_place()
         if below == MAX_BASES:
             raise CheckpointError(
@@ -261,10 +260,10 @@ class Pretrained:
                 f"{base.hash[:8]}): its hash is {backbone_hash(beneath)[:8]}; "
                 "give the right one with base=RUN"
             )
-        joined = {**without_values(beneath), **without_values(own)}
-        return (
-            LazyTensors(joined, lambda n: (own if n in own else beneath)[n]) if values else joined
-        )
+        joined = {**without_values(beneath), **without_values(tensors)}
+        if not values:
+            return joined
+        return LazyTensors(joined, lambda n: (tensors if n in tensors else beneath)[n])
 
     def base_place(self) -> Path | None:
         """Return the folder of the model that this one refers to; None where it refers to none."""
@@ -294,18 +293,18 @@ def with_parts(
 
     Parts of another shape than the objective's are left out; for `values` see `Pretrained.tensors`.
     """
-    own, parts = start.tensors(values=values), dict[str, Tensor]()
+    tensors, parts = start.tensors(values=values), dict[str, Tensor]()
     for name, part in objective.parts_of(start.description.shape).items():
         folder = start.folder.parent / PARTS / name
         if (
             folder.is_dir()
-            and (found := open_pretrained(str(folder))).description.shape == part.shape
+            and (pretrained := open_pretrained(str(folder))).description.shape == part.shape
         ):
-            parts |= as_head(name, found.tensors(values=values))
+            parts |= as_head(name, pretrained.tensors(values=values))
     if not parts:
-        return own
+        return tensors
     return LazyTensors(
-        {**without_values(own), **parts}, lambda n: (parts if n in parts else own)[n]
+        {**without_values(tensors), **parts}, lambda n: (parts if n in parts else tensors)[n]
     )
 
 
@@ -338,8 +337,8 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
             "export with format=hf"
         )
     if is_published(place):
-        found = open_folder(place, key)
-        return Pretrained(place, place, found.description, found.tokenizer, base, published=found)
+        model = open_folder(place, key)
+        return Pretrained(place, place, model.description, model.tokenizer, base, published=model)
     weights, folder = find_model(place, key, listed_models())
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
@@ -397,8 +396,8 @@ def open_start(
             "tokenizer.add", "tokenizer.sentinels", "tokenizer.chat_template",
         )  # fmt: skip
         takes_none = word.startswith("~") or word.endswith("=null")
-        own = from_file or grows or takes_none or key in may_change
-        if part in ("model", "tokenizer") and not own:
+        is_allowed = from_file or grows or takes_none or key in may_change
+        if part in ("model", "tokenizer") and not is_allowed:
             raise ConfigError(f"{word}: init_from brings its own {part}; leave {key}= out")
     return open_pretrained(init_from, base=base)
 
@@ -510,36 +509,37 @@ def choose_chat_template(
 ) -> ChatTemplate | None:
     """Return how conversations become texts: as the config says, else as the model does."""
     place = None if node is None else node.get("chat_template")
-    own = None if start is None else start.chat_template
+    template = None if start is None else start.chat_template
     if place == CHATML:
-        own = chatml()
+        template = chatml()
     elif place is not None:
         with raised_as(ConfigError, f"tokenizer.chat_template: {place}: ", OSError, ValueError):
             source = read_text(Path(place).expanduser(), MAX_TEMPLATE_BYTES)
-        own = ChatTemplate(source, {} if own is None else own.tokens, where=str(place))
-    if own is None:
+        tokens = {} if template is None else template.tokens
+        template = ChatTemplate(source, tokens, where=str(place))
+    if template is None:
         return None
     with raised_as(ConfigError, "tokenizer.chat_template: ", DataError):
-        return with_end(own, tokenizer)
+        return with_end(template, tokenizer)
 
 
 def with_rows(
-    tensors: Mapping[str, Tensor], own: Tokenizer, grown: Tokenizer, seed: int
+    tensors: Mapping[str, Tensor], tokenizer: Tokenizer, grown: Tokenizer, seed: int
 ) -> tuple[Mapping[str, Tensor], frozenset[str]]:
     """Return weights with rows for the tokens that a tokenizer has got, and the names of those.
 
     A row is drawn from N(m, 0.02^2) with the mean m of the others, so that no new token is far
     likelier than they are (Hewitt 2021); a bias is m.
     """
-    count = grown.size - own.size
+    count = grown.size - tokenizer.size
     if not count:
         return tensors, frozenset()
-    found, names = dict(tensors), [name for name in TABLES if name in tensors]
+    extended, names = dict(tensors), [name for name in TABLES if name in tensors]
     generator = torch.Generator().manual_seed(derive(seed, "new tokens"))
     for name in names:
         table = tensors[name]
         rows = table.mean(0, keepdim=True).expand(count, *table.shape[1:])
         if table.dim() > 1 and not table.is_meta:
             rows = rows + INITIAL_STD * torch.randn(rows.shape, generator=generator)
-        found[name] = torch.cat([table, rows.to(table.dtype)])
-    return found, frozenset(names)
+        extended[name] = torch.cat([table, rows.to(table.dtype)])
+    return extended, frozenset(names)

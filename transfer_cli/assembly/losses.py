@@ -49,9 +49,9 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
     direction = shape.direction
     if direction == "auto":
         direction = next(filter(None, needed.values()), "causal")
-    for name, own in needed.items():
-        wanted = "an encoder_decoder" if own == "encoder_decoder" else f"a {own or 'one-stack'}"
-        if own != direction and (own is not None or direction == "encoder_decoder"):
+    for name, need in needed.items():
+        wanted = "an encoder_decoder" if need == "encoder_decoder" else f"a {need or 'one-stack'}"
+        if need != direction and (need is not None or direction == "encoder_decoder"):
             raise ConfigError(
                 f"{loss_key(name)}: {type(asked[name].objective).__name__} needs {wanted} model, "
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
@@ -79,12 +79,12 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     """Return the losses that the config asks for, "main" first."""
     nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
     streams = ["main", *map(str, config.streams)]
-    found: dict[str, Asked] = {}
+    losses: dict[str, Asked] = {}
     for name, node in nodes.items():
         key = loss_key(name)
         objective = build(objective_options(node, key), key, Objective)
-        own = {name: value for name, value in plain(node, key).items() if name in LOSS_OPTIONS}
-        loss = found[name] = build(own, key, Asked, objective=objective)
+        options = {name: value for name, value in plain(node, key).items() if name in LOSS_OPTIONS}
+        loss = losses[name] = build(options, key, Asked, objective=objective)
         stream = loss.stream
         if stream not in streams:
             raise ConfigError(
@@ -95,14 +95,14 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
             raise ConfigError("objective.stream: the main loss reads the stream main")
         if not callable(loss.weight):
             at_least(f"{key}.weight:", loss.weight, 0, ConfigError)
-    read = {loss.stream for loss in found.values() if loss.weight != 0}
+    read = {loss.stream for loss in losses.values() if loss.weight != 0}
     for name in streams[1:]:
         if name not in read:
             raise ConfigError(
                 f"streams.{name}: no loss reads it with a weight above 0; add one, for example "
                 f"+objective@losses.{name}=clm +losses.{name}.stream={name}"
             )
-    return found
+    return losses
 
 
 def objective_options(node: Any, key: str) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def bind_losses(
 
     A further loss of weight 0 is left out.
     """
-    found = []
+    losses = []
     for name, loss in asked.items():
         check_task(name, loss, info[loss.stream].task)
         main = None if name == "main" else asked["main"].objective
@@ -131,10 +131,10 @@ def bind_losses(
         weight = loss.weight
         if callable(weight):
             changing = partial(weight, total=total_steps, steps_per_epoch=steps_per_epoch)
-            found.append(Loss(name, loss.objective, loss.stream, changing))
+            losses.append(Loss(name, loss.objective, loss.stream, changing))
         elif weight > 0 or name == "main":
-            found.append(Loss(name, loss.objective, loss.stream, weight))
-    return found
+            losses.append(Loss(name, loss.objective, loss.stream, weight))
+    return losses
 
 
 def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:

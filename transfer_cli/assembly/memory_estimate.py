@@ -70,9 +70,9 @@ def memory_text(blueprint: Blueprint, length: int) -> str:
     """Return in words what training on texts of so many tokens takes of a process's memory."""
     parts, processes = memory_parts(blueprint, length=length), processes_of(blueprint.config)
     listed = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items())
-    each = f" in each of {processes} processes" if processes > 1 else ""
+    per_process = f" in each of {processes} processes" if processes > 1 else ""
     kind = "float32, frozen matrices in bf16" if halved(blueprint) else "float32"
-    return f"about {sum(parts.values()) / 2**20:,.0f} MiB in {kind}{each} ({listed})"
+    return f"about {sum(parts.values()) / 2**20:,.0f} MiB in {kind}{per_process} ({listed})"
 
 
 def memory_parts(

@@ -61,7 +61,7 @@ class SplitIdentity:
         if self.texts is not None and self.texts == now.texts:
             return "has the same texts with other labels"
         old, new = self.files.keys() - now.files.keys(), now.files.keys() - self.files.keys()
-        other = [name for name, each in now.files.items() if self.files.get(name, each) != each]
+        other = [n for n, digest in now.files.items() if self.files.get(n, digest) != digest]
         kinds = (("other content in", other), ("a new", sorted(new)), ("no", sorted(old)))
         if self.files.keys() & now.files.keys() and any(names for _, names in kinds):
             return "has " + ", ".join(f"{what} {listed(names)}" for what, names in kinds if names)
@@ -110,7 +110,7 @@ class Origins:
             stored = {**(self._model.task or {})}
             stored.pop("fitted", None)
             data = replace(data, task=stored or data.task)
-        gone = [] if labels is None else [each for each in labels if each not in data.labels]
+        gone = [] if labels is None else [label for label in labels if label not in data.labels]
         data = data.numbered_as(data.labels if labels is None else labels)
         task = task_of(data.task, data.labels, key)
         splits = {
@@ -131,21 +131,21 @@ class Origins:
         }
         self._compare(key, identities, said or key)
 
-    def tokenizer(self, found: Tokenizer | TokenizerRecipe) -> Tokenizer | TokenizerRecipe:
+    def tokenizer(self, chosen: Tokenizer | TokenizerRecipe) -> Tokenizer | TokenizerRecipe:
         """Return a tokenizer, or the recipe of one; of a run that has its own, that one."""
         if self._model is None:
-            return found
-        own, place = found, "init_from"
-        if not isinstance(own, Tokenizer):
-            own, place = (
+            return chosen
+        tokenizer, place = chosen, "init_from"
+        if not isinstance(tokenizer, Tokenizer):
+            tokenizer, place = (
                 LibraryTokenizer.load(self._folder / TOKENIZER),
                 str(self._folder / TOKENIZER),
             )
-        if own.hash != self._model.tokenizer_hash:
+        if tokenizer.hash != self._model.tokenizer_hash:
             raise CheckpointError(
                 f"{place}: this is not the tokenizer that the run began with; put the original back"
             )
-        return own
+        return tokenizer
 
     def weights(self, key: str, place: Path, now: str) -> None:
         """Note or compare the fingerprint (`Pretrained.fingerprint`) of weights it starts from."""
@@ -167,14 +167,14 @@ class Origins:
         known.update(splits)
         if not changes:
             return
-        found = f"{said}: {listed([*why, *changes], 2)}"
+        message = f"{said}: {listed([*why, *changes], 2)}"
         if self.changed != ACCEPT:
             raise DataError(
-                f"{found} since the run began. Put it back, or say data.changed=accept to go on "
+                f"{message} since the run began. Put it back, or say data.changed=accept to go on "
                 "with what is there."
             )
-        log.warning("data.changed=accept: %s", found)
-        self.accepted.append(found)
+        log.warning("data.changed=accept: %s", message)
+        self.accepted.append(message)
 
     # --- the record -----------------------------------------------------------------------------
 
@@ -203,20 +203,20 @@ class Origins:
                 key: {name: _identity(split) for name, split in splits.items()}
                 for key, splits in record["data"].items()
             }
-            self._labels = {key: tuple(map(str, each)) for key, each in record["labels"].items()}
-            self._weights = {key: str(each) for key, each in record["weights"].items()}
+            self._labels = {key: tuple(map(str, names)) for key, names in record["labels"].items()}
+            self._weights = {key: str(digest) for key, digest in record["weights"].items()}
             self.accepted = list(map(str, record["accepted"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{run.origins} is damaged: {error!r}") from error
 
 
 def _identity(record: Mapping[str, Any]) -> SplitIdentity:
-    found = SplitIdentity(**record)
+    identity = SplitIdentity(**record)
     kinds = {"source": str, "content": str, "rows": int | None, "texts": str | None, "files": dict}
-    wrong = [name for name, kind in kinds.items() if not isinstance(getattr(found, name), kind)]
+    wrong = [name for name, kind in kinds.items() if not isinstance(getattr(identity, name), kind)]
     if wrong:
         raise TypeError(f"{wrong[0]} is of another kind")
-    return found
+    return identity
 
 
 def of_examples(
@@ -226,10 +226,10 @@ def of_examples(
     content, alone = (hashlib.blake2b(digest_size=16) for _ in range(2))
     every = fields(examples[0]) if examples else ()
     # Where files are is no content: they may be moved.
-    names = [each.name for each in every if each.compare or each.name != "file"]
+    names = [attribute.name for attribute in every if attribute.compare or attribute.name != "file"]
     for chunk in _chunks(examples):
-        content.update(_as_json([[getattr(each, name) for name in names] for each in chunk]))
-        alone.update(_as_json([list(texts(each)) for each in chunk]))
+        content.update(_as_json([[getattr(example, name) for name in names] for example in chunk]))
+        alone.update(_as_json([list(texts(example)) for example in chunk]))
     return SplitIdentity(source, content.hexdigest(), len(examples), alone.hexdigest())
 
 

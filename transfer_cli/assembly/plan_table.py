@@ -118,7 +118,7 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     ]
     ends = course[0], course[-1], max(course)
     top = max(group.depth for group in blueprint.network.groups)
-    own = added_rates(blueprint.model)
+    factors = added_rates(blueprint.model)
 
     def rates_of(group: LayerGroup) -> str:
         count, of = len(stage.trains & set(group.parameters)), len(group.parameters)
@@ -128,19 +128,19 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
         first, last, peak = (scale * multiplier for multiplier in ends)
         over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
         part = "" if count == of else f" ({count} of {of} tensors)"
-        apart = Counter(own[name] for name in group.parameters if name in own)
+        apart = Counter(factors[name] for name in group.parameters if name in factors)
         times = "".join(
             f" ({number} of {of} tensors at {rate:g} times that)"
             for rate, number in sorted(apart.items())
         )
         return f"{first:.3g} {over}{last:.3g}{part}{times}"
 
-    found = []
+    rows = []
     for rates, members in groupby(blueprint.network.groups, key=rates_of):
         names = [group.name for group in members]
         if rates:
-            found.append((names[0] + (f" ... {names[-1]}" if len(names) > 1 else ""), rates))
-    return found
+            rows.append((names[0] + (f" ... {names[-1]}" if len(names) > 1 else ""), rates))
+    return rows
 
 
 def _tensors(blueprint: Blueprint) -> list[Renderable]:

@@ -99,8 +99,8 @@ class Source:
     def length(self) -> int:
         """Tokens of a block in pretraining; later positions may never have been trained."""
         config = self.pretraining[1]
-        own = None if config is None else config.data.get("length")
-        return int(own or self.shape.positions)
+        length = None if config is None else config.data.get("length")
+        return int(length or self.shape.positions)
 
     def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
         """Return a model of the trained backbone with the pretrained head, perhaps of `tensors`."""
@@ -110,7 +110,7 @@ class Source:
             if name in trained.heads:
                 heads[name] = trained.heads[name]
                 continue
-            wanted = {own: f"heads.{name}.{own}" for own in head.state_dict()}
+            wanted = {key: f"heads.{name}.{key}" for key in head.state_dict()}
             if not tensors.keys() >= set(wanted.values()):
                 root = self.pretraining[0]
                 tensors = root.tensors()
@@ -120,18 +120,18 @@ class Source:
                     f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
                     "there is no pretraining to go back to"
                 )
-            head.load_state_dict({own: tensors[stored] for own, stored in wanted.items()})
+            head.load_state_dict({key: tensors[stored] for key, stored in wanted.items()})
             head.to(device).requires_grad_(requires_grad=False)
         return TransferModel(trained.backbone, heads)
 
     def text(self, split: str) -> Split:
         """Return a split of the pretraining text."""
-        found, place, pretrained_on = self.named, self.place, None
-        if found is None:
+        data, place, pretrained_on = self.named, self.place, None
+        if data is None:
             start, config = self.pretraining
             if config is None:
                 raise CheckpointError(f"init_from: {start.weights} brings no text along; {CURE}")
-            found = build(config.data, "init_from: data", TextData)
+            data = build(config.data, "init_from: data", TextData)
             data_dir = datasets.data_dir_of(config.data_dir, place.data_dir, self.typed)
             place = DataPlace(data_dir, config.seed)
             pretrained_on = Origins(RunDirectory(start.folder.parent), self.origins.changed)
@@ -144,7 +144,7 @@ class Source:
 
         tokenizer = self.start.tokenizer
         lines = self.origins.lines or self.start.lines
-        splits = datasets.text(found, place, self.shape, tokenizer, (split,), note, lines)[0].splits
+        splits = datasets.text(data, place, self.shape, tokenizer, (split,), note, lines)[0].splits
         if split not in splits:
             raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
         return splits[split]
@@ -238,15 +238,15 @@ def fisher_of(
     entry = source.place.cache / "fisher" / digest.hexdigest()
 
     def read(entry: Path) -> dict[str, Tensor]:
-        found = load_file(entry / "fisher.safetensors")
+        fisher = load_file(entry / "fisher.safetensors")
         log.info("Fisher information: the one of an earlier run, %s", entry)
-        return found
+        return fisher
 
     def compute() -> dict[str, Tensor]:
         log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
         model = source.model(trained, tensors)
         with progress("Fisher information", count, "sequences") as more:
-            found = fisher_information(
+            fisher = fisher_information(
                 model,
                 source.objective,
                 (more(1) or split.data.batch(chosen[n : n + 1]) for n in range(count)),
@@ -254,12 +254,12 @@ def fisher_of(
                 seed=0,
             )
         # Of what the checkpoint holds: names that an edit added mean nothing to another run.
-        return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
+        return {n: t.cpu().contiguous() for n, t in fisher.items() if n in tensors}
 
-    def write(found: Mapping[str, Tensor]) -> None:
+    def write(fisher: Mapping[str, Tensor]) -> None:
         with new_entry(entry) as unfinished:
             # Not `save_file`, which has an error of its own for a full disk.
-            (unfinished / "fisher.safetensors").write_bytes(save(dict(found)))
+            (unfinished / "fisher.safetensors").write_bytes(save(dict(fisher)))
 
     said = partial(log.warning, "the Fisher information is not kept: %s")
     return kept(entry, read, compute, write, said)

@@ -90,8 +90,8 @@ def config_to_resume(
     if config.resume == AUTO:
         # The same command was typed again, so all of its config can be compared.
         now, then = (
-            dict(flat(json.loads(json.dumps(OmegaConf.to_container(each, resolve=True)))))
-            for each in (config, stored)
+            dict(flat(json.loads(json.dumps(OmegaConf.to_container(settings, resolve=True)))))
+            for settings in (config, stored)
         )
         given = {override.key_or_group for override in overrides}
         _refuse_another(typed_as_then(now, then, given), then, found_by_rule(config, given))
@@ -111,31 +111,31 @@ def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
         )
 
 
-def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
+def _refuse_change(override: Override, chosen: str | None, stored: Any) -> None:
     """Refuse an override of another option or value than the run was begun with."""
     if override.is_delete() or override.is_add():
         raise ConfigError(f"resume: {override.input_line} would change the run; leave it out")
     key, value = override.key_or_group, override.value()
     if chosen is not None:
-        own, value = chosen, str(value)
-    if own != value:
+        stored, value = chosen, str(value)
+    if stored != value:
         raise ConfigError(
-            f"resume: {key}={value} contradicts the run's {key}={own}; leave it out, "
+            f"resume: {key}={value} contradicts the run's {key}={stored}; leave it out, "
             "or start a new run"
         )
 
 
 def _refuse_another(
-    typed: Mapping[str, Any], own: Mapping[str, Any], by_rule: Set[str] = frozenset()
+    typed: Mapping[str, Any], stored: Mapping[str, Any], by_rule: Set[str] = frozenset()
 ) -> None:
     """Refuse a command that is not the one that began the run; what rules decided stays."""
-    for key in sorted((typed.keys() | own.keys()) - by_rule):
+    for key in sorted((typed.keys() | stored.keys()) - by_rule):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
         is_found = (key in _FOUND and typed.get(key) == _FOUND[key]) or (
             key == RATE and isinstance(typed.get(key), str)
         )
-        if not (is_found or role_of(key) & free) and typed.get(key) != own.get(key):
+        if not (is_found or role_of(key) & free) and typed.get(key) != stored.get(key):
             raise ConfigError(
-                f"resume: {key}={typed.get(key)} contradicts the run's {key}={own.get(key)}; "
+                f"resume: {key}={typed.get(key)} contradicts the run's {key}={stored.get(key)}; "
                 "type what it was begun with, or choose another run.dir"
             )

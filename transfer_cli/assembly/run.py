@@ -204,7 +204,7 @@ def build_run(
         with tally.counting(0):
             prepared = {"main": _with_features(prepared["main"], plan, place.cache, passing)}
     splits = prepared["main"].splits.values()
-    kept = [each.data for each in splits if isinstance(each.data, CachedFeatures)]
+    kept = [split.data for split in splits if isinstance(split.data, CachedFeatures)]
     return TrainingRun(
         # Without the tensors: training needs the memory.
         blueprint=replace(plan, start=replace(plan.start, tensors=None)),
@@ -249,9 +249,9 @@ def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
     data, *others = (part.splits["train"].data for part in prepared.values())
     if plan.remembers or others or not isinstance(data, TextBlocks):
         return True
-    own = (each.objective for each in plan.network.losses if not each.objective.reads_main_view)
+    losses = (loss for loss in plan.network.losses if not loss.objective.reads_main_view)
     blocks = data.batch(np.arange(min(_LOOKED_AT, len(data))))
-    views = (objective.prepare(blocks, ExampleNoise(0)) for objective in own)
+    views = (loss.objective.prepare(blocks, ExampleNoise(0)) for loss in losses)
     return not all(bool(view["mask"].all()) for view in views)
 
 

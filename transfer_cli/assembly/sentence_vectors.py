@@ -60,8 +60,8 @@ class SentenceVectors:
         modules = SentenceModules("mean", normalize=False, length=None, lowercase=False)
         self._trained = isinstance(opened.objective, Contrastive)
         if isinstance(opened.objective, Contrastive):
-            own, is_unit = opened.objective.pooled_by, bool(opened.objective.normalize)
-            modules = replace(modules, pooling=own, normalize=is_unit)
+            pooled_by, is_unit = opened.objective.pooled_by, bool(opened.objective.normalize)
+            modules = replace(modules, pooling=pooled_by, normalize=is_unit)
         if pooling == "auto":
             modules = sentence_modules(opened.start.folder) or modules
         self.pooling = modules.pooling if pooling == "auto" else cast(Pooling, pooling)
@@ -75,7 +75,7 @@ class SentenceVectors:
     def of(self, examples: Sequence[Example]) -> Tensor:
         """Return the vectors of texts (or pairs), `[N, D]` in float32 on the CPU."""
         if self._lowercase:
-            examples = [replace(each, text=each.text.lower()) for each in examples]
+            examples = [replace(example, text=example.text.lower()) for example in examples]
         model, device = self._opened.model, self._precision.device
         direction = direction_of(model.backbone.shape)
         data = encode_texts(examples, self._opened.start.tokenizer, self._length, direction, {})

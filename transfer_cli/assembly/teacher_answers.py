@@ -80,13 +80,13 @@ def _known(
     entry = cache / "teachers" / texts.hexdigest()
 
     def read(entry: Path) -> npt.NDArray[np.float32] | None:
-        found: npt.NDArray[np.float32] = load_file(entry / _FILE)["answers"]
-        return found
+        answers: npt.NDArray[np.float32] = load_file(entry / _FILE)["answers"]
+        return answers
 
-    def write(found: npt.NDArray[np.float32]) -> None:
+    def write(answers: npt.NDArray[np.float32]) -> None:
         with new_entry(entry) as unfinished:
             # Not `save_file`, which has an error of its own for a full disk.
-            (unfinished / _FILE).write_bytes(save({"answers": found}))
+            (unfinished / _FILE).write_bytes(save({"answers": answers}))
 
     if distributed.world_size() > 1:
         return ask()  # each process does a part of them
@@ -99,11 +99,11 @@ def _answers(ensemble: Ensemble, task: Task, examples: Sequence[Any]) -> npt.NDA
     Choices and numbers likewise.
     """
     with progress("asking teachers", ensemble.num_runs * len(examples), "texts") as more:
-        found = ensemble.together(examples, more)
+        replies = ensemble.together(examples, more)
     ensemble.say_cuts()
-    if None in found:
-        raise NotFiniteError(f"a teacher's answer to example {found.index(None) + 1:,}")
-    ours = (task.combine([(ensemble.task, answer)]) for answer in found if answer is not None)
+    if None in replies:
+        raise NotFiniteError(f"a teacher's answer to example {replies.index(None) + 1:,}")
+    ours = (task.combine([(ensemble.task, answer)]) for answer in replies if answer is not None)
     rows = [row for answer in ours for row in task.learnt(answer)]
     answers = np.zeros((len(rows), max(map(len, rows))), np.float32)
     for number, row in enumerate(rows):

@@ -21,23 +21,23 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
     Losses that compare with models in each step learn what these are like; such models are returned
     by the name of the loss.
     """
-    found = {}
+    compared = {}
     for name, loss in asked.items():
         key, paths = loss_key(name), loss.objective.teacher_runs
         if not paths:
             continue
         teachers = [open_pretrained(path, f"{key}.teachers") for path in paths]
         if isinstance(loss.objective, WithTeachers):
-            loss.objective.check_teachers([each.description.shape for each in teachers], key)
-            found[name] = tuple(teachers)
+            loss.objective.check_teachers([teacher.description.shape for teacher in teachers], key)
+            compared[name] = tuple(teachers)
             continue
-        for path, each in zip(paths, teachers, strict=True):
-            if each.task is None:
+        for path, teacher in zip(paths, teachers, strict=True):
+            if teacher.task is None:
                 raise CheckpointError(
                     f"{key}.teachers: {path} is a language model, which answers no task; give a "
                     "run of transfer finetune, or a published model with a head for the task"
                 )
-    return found
+    return compared
 
 
 def check_reads_alike(
@@ -45,19 +45,19 @@ def check_reads_alike(
 ) -> None:
     """Refuse teachers that cannot read a run's tokens, in texts of a length."""
     for name, models in teachers.items():
-        for each in models:
-            key, positions = f"{loss_key(name)}.teachers", each.description.shape.positions
-            if each.tokenizer.hash != tokenizer.hash:
-                file = each.folder / TOKENIZER
+        for teacher in models:
+            key, positions = f"{loss_key(name)}.teachers", teacher.description.shape.positions
+            if teacher.tokenizer.hash != tokenizer.hash:
+                file = teacher.folder / TOKENIZER
                 cure = f"give tokenizer=file {as_typed('tokenizer.path', file)}, or init_from"
                 raise ConfigError(
-                    f"{key}: {each.folder} reads other tokens than this run, and single tokens are "
-                    f"compared; {cure if file.is_file() else 'begin with it: init_from'}"
+                    f"{key}: {teacher.folder} reads other tokens than this run, and single tokens "
+                    f"are compared; {cure if file.is_file() else 'begin with it: init_from'}"
                 )
             if positions < length:
                 raise ConfigError(
-                    f"{key}: {each.folder} reads texts of up to {positions} tokens, and those of "
-                    f"this run have up to {length}; give data.length={positions}"
+                    f"{key}: {teacher.folder} reads texts of up to {positions} tokens, and those "
+                    f"of this run have up to {length}; give data.length={positions}"
                 )
 
 

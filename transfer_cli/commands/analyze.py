@@ -73,7 +73,7 @@ def analyze(config: AnalyzeConfig) -> None:
         check_output(config.html, "html")
         check_ending("html", config.html, (".html",))
     analyses = _analyses(config.analysis)
-    needing = next((name for name, each in analyses.items() if each.needs_other), None)
+    needing = next((name for name, analysis in analyses.items() if analysis.needs_other), None)
     precision = device_and_precision(config.device, config.precision)
     if config.output is not None:
         check_new(Path(config.output).expanduser(), "output")
@@ -194,13 +194,13 @@ def material_of(config: AnalyzeConfig, opened: Opened, whose: Opened) -> Materia
         raise ConfigError("data: these are texts with a gap, which only score takes")
     if isinstance(source, PairsOfSentences):
         return _nothing("these are pairs of sentences", pairs=source)
-    own, data_dir = config.data is None, config.data_dir
-    if own:
+    is_own, data_dir = config.data is None, config.data_dir
+    if is_own:
         typed = CommandLine.of_this_command().overrides
         data_dir = datasets.data_dir_of(whose.config.data_dir, data_dir, typed)
-    place = DataPlace(data_dir, whose.config.seed if own else config.seed)
+    place = DataPlace(data_dir, whose.config.seed if is_own else config.seed)
     run = RunDirectory(whose.start.folder.parent)
-    has_record = own and opened is whose and (run.model / DESCRIPTION).is_file()
+    has_record = is_own and opened is whose and (run.model / DESCRIPTION).is_file()
     origins = Origins(run if has_record else None, config.data_changed)
     if isinstance(source, TextData):
         return _running_text(source, place, opened, origins)

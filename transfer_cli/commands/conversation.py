@@ -47,8 +47,8 @@ class Listener:
 @contextmanager
 def listening(trained: Trained) -> Iterator[Listener]:
     """Open the chat template of a model."""
-    own = trained.start.task
-    task = own if isinstance(own, ChatTask) else ChatTask()
+    trained_task = trained.start.task
+    task = trained_task if isinstance(trained_task, ChatTask) else ChatTask()
     template = _template_of(trained)
     if template.end != task.end:
         task = task.written_by(lambda: template)

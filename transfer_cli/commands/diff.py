@@ -122,7 +122,7 @@ def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
 
 def _test(test: Comparison) -> Entry:
     known = [end for end in (test.low, test.high) if end is not None]
-    size, *ends = (formats.signed(each, test.difference) for each in (test.difference, *known))
+    size, *ends = (formats.signed(number, test.difference) for number in (test.difference, *known))
     p = formats.NOTHING if test.p is None else formats.probability(test.p)
     text = (
         f"b - a {size}, {CONFIDENCE} % interval [{', '.join(ends)}], "
@@ -150,23 +150,23 @@ def _settings(run: Run) -> dict[str, Any]:
 def _of_data(run: Run) -> dict[str, Any]:
     """Return what identifies a run's data, its labels and its sizes as far as they are known."""
     ours = ("data.", "streams.")
-    found = {k: v for k, v in run.settings.items() if k == "data" or k.startswith(ours)}
-    found |= {"labels": ", ".join(run.results.labels)} if run.results.labels else {}
+    facts = {k: v for k, v in run.settings.items() if k == "data" or k.startswith(ours)}
+    facts |= {"labels": ", ".join(run.results.labels)} if run.results.labels else {}
     for split, tables in run.results.tables.items():
         confusion = tables.get("confusion")
         if isinstance(confusion, list):
             lines = (line for line in confusion if isinstance(line, list))
-            found[f"{split} examples"] = sum(n for line in lines for n in line if type(n) is int)
-    return found
+            facts[f"{split} examples"] = sum(n for line in lines for n in line if type(n) is int)
+    return facts
 
 
 def _environment(run: Run) -> dict[str, Any]:
-    found = flat(run.environment)
-    return {key.replace(".", " ", 1): value for key, value in found if key != "command"}
+    facts = flat(run.environment)
+    return {key.replace(".", " ", 1): value for key, value in facts if key != "command"}
 
 
 def _costs(run: Run) -> dict[str, float]:
-    found = {
+    costs = {
         "parameters": run.results.parameters.total,
         "parameters trained": run.trained,
         "steps": run.results.seen.steps,
@@ -176,7 +176,7 @@ def _costs(run: Run) -> dict[str, float]:
         "peak memory, bytes": run.timing.get("peak_memory_bytes"),
         "stored, bytes": run.results.stored_bytes,
     }
-    return {name: value for name, value in found.items() if is_number(value)}
+    return {name: value for name, value in costs.items() if is_number(value)}
 
 
 def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[DiffRow]:
@@ -192,12 +192,12 @@ def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[DiffR
 
 def _shown_measures(run: Run) -> dict[str, float]:
     """Return the measures of a run as people read them: shares in percent, as errors are."""
-    found = {}
+    measures = {}
     for name, value in run.results.by_name.items():
         metric = metric_of(name, run.results.metrics)
         unit = f" ({metric.shown_unit.strip()})" if metric.shown_unit else ""
-        found[name + unit] = metric.shown_times * value
-    return found
+        measures[name + unit] = metric.shown_times * value
+    return measures
 
 
 def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[DiffRow]:
@@ -223,13 +223,13 @@ def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
     shared = ours.results.by_name.keys() & theirs.results.by_name.keys()
     preferred = by_preference(merged((ours.results.metrics, theirs.results.metrics)))
     for split in _SPLITS:
-        named = [f"{split}/{each.name}" for each in preferred]
-        measure = next((each for each in named if each in shared), None)
+        named = [f"{split}/{metric.name}" for metric in preferred]
+        measure = next((name for name in named if name in shared), None)
         if measure is None:
             continue
-        found = compare([theirs], [ours], measure, reader, ours.name)
-        if isinstance(found, Comparison):
-            tests.append(found)
+        result = compare([theirs], [ours], measure, reader, ours.name)
+        if isinstance(result, Comparison):
+            tests.append(result)
         else:
-            notes.append(f"no test on the items of {split}: {found}")
+            notes.append(f"no test on the items of {split}: {result}")
     return tests, notes

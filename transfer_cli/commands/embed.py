@@ -214,8 +214,8 @@ def nearest_pairs(units_ND: npt.NDArray[np.float32], count: int) -> list[tuple[f
                     cosines_AB.masked_fill_(torch.ones_like(cosines_AB).tril().bool(), -2)
                 best = cosines_AB.flatten().topk(min(count, cosines_AB.numel()))
                 width = cosines_AB.shape[1]
-                found = torch.stack([i + best.indices // width, j + best.indices % width], dim=1)
-                cosines, pairs = torch.cat([cosines, best.values]), torch.cat([pairs, found])
+                nearest = torch.stack([i + best.indices // width, j + best.indices % width], dim=1)
+                cosines, pairs = torch.cat([cosines, best.values]), torch.cat([pairs, nearest])
                 order = cosines.argsort(descending=True, stable=True)[:count]
                 cosines, pairs = cosines[order], pairs[order]
             more(1)

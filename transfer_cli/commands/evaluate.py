@@ -77,19 +77,19 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
         trained = open_trained(config.run, precision, config.base, typed_beams(vars(config)))
         if config.data is not None:
             trained = talked_to(trained, config.data)
-        own = data_source(config, trained) if config.input is None else None
+        data = data_source(config, trained) if config.input is None else None
         origins = _origins(config)
         with distributed.main_first():
             if config.input is not None:
                 splits = _of_file(config, config.input, trained)
-            elif own is not None:
+            elif data is not None:
                 asked = _ASKED.get(config.split, ((config.split,),))
-                splits = _encoded(*own, trained, asked, origins)
+                splits = _encoded(*data, trained, asked, origins)
         splits = _with_answered(config, trained, _with_context(config, trained, splits))
         model = trained.model
-        if config.baseline == "unigram" and own is not None:
+        if config.baseline == "unigram" and data is not None:
             with distributed.main_first():
-                model = _unigram(*own, trained, origins).to(precision.device)
+                model = _unigram(*data, trained, origins).to(precision.device)
             splits = {name: replace(split, context=None) for name, split in splits.items()}
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
@@ -133,22 +133,22 @@ def _show(
     origins: Origins,
 ) -> None:
     """Print the measures of splits, and write them to a file if one is asked for."""
-    measures = {name: found.measures for name, found in scores.items()}
+    measures = {name: figures.measures for name, figures in scores.items()}
     counts = {name: splits[name].counts() for name in scores}
     unigram = ", scored by baseline=unigram and not by the run"
     scorer = unigram if config.baseline == "unigram" else ""
-    for name, found in scores.items():
+    for name, figures in scores.items():
         split, tokens = splits[name], ""
         # Of replaced tokens each objective has a loss of its own, and none is that of the text.
-        if isinstance(split.data, TextBlocks) and "loss" in found.counts:
-            scored, every, words = found.counts["loss"], split.data.num_targets, split.text.words
+        if isinstance(split.data, TextBlocks) and "loss" in figures.counts:
+            scored, every, words = figures.counts["loss"], split.data.num_targets, split.text.words
             counts[name] |= {"tokens": scored, "of_tokens": every}
             tokens = f"; {scored:,} of {every:,} tokens"
             if scored == every:
                 tokens += f", {words:,} of {words:,} words"
         print_line(f"{name}: {split.extent()}{tokens}{scorer}")
     labels = trained.start.description.labels
-    tables = {name: found.tables for name, found in scores.items()}
+    tables = {name: figures.tables for name, figures in scores.items()}
     # Of many labels the worst are listed below.
     listed = {f"/{label}" for label in labels if len(labels) > FEW}
     say(measures, listed)
@@ -240,29 +240,29 @@ def _scores(
     task = trained.start.task
     if slices and task is None:
         raise ConfigError("slices: are parts of labelled examples, and this is a language model")
-    each = EachExample() if slices or items is not None else None
+    by_example = EachExample() if slices or items is not None else None
     scored = partial(score, model, trained.objective, batch=batch, precision=precision)
-    found = with_unseen(scored(split, each=each), split, scored)
-    if each is not None:
-        own = items_of(split, datasets.Prepared({split.name: split}, task), each)
+    scores = with_unseen(scored(split, each=by_example), split, scored)
+    if by_example is not None:
+        split_items = items_of(split, datasets.Prepared({split.name: split}, task), by_example)
         if items is not None:
-            items += own
+            items += split_items
         if task is not None:
-            found.measures.update(of_slices(slices, split, task, own, "slices"))
-    for name, value in found.measures.items():
+            scores.measures.update(of_slices(slices, split, task, split_items, "slices"))
+    for name, value in scores.measures.items():
         if math.isnan(value):
             raise NotFiniteError(f"{split.name}: {name}")
-    return found
+    return scores
 
 
 def on_validation(
     trained: Trained, models: Mapping[str, TransferModel], precision: Precision
 ) -> dict[str, dict[str, float]]:
     """Return the measures of models that answer as a run does, on its own validation split."""
-    own, run = trained.config, RunDirectory(trained.start.folder.parent)
+    run_config, run = trained.config, RunDirectory(trained.start.folder.parent)
     kind: Any = TextData if trained.start.task is None else TaskData
-    source = datasets.of_kind(datasets.source_of(own.data), kind)
-    place, asked = DataPlace(own.data_dir, own.seed), ((VALIDATION,),)
+    source = datasets.of_kind(datasets.source_of(run_config.data), kind)
+    place, asked = DataPlace(run_config.data_dir, run_config.seed), ((VALIDATION,),)
     split = _encoded(source, place, trained, asked, Origins(run, "refuse"))[VALIDATION]
     batch = batch_of("auto", trained.model, precision.device)
     return {
@@ -274,21 +274,21 @@ def on_validation(
 def data_source(config: EvaluateConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:
     """Return the data to score on and its place: `data`, else the run's own."""
     kind: Any = TextData if trained.start.task is None else TaskData
-    own, data_dir = trained.config, config.data_dir
+    run_config, data_dir = trained.config, config.data_dir
     if config.data is None:
         if not trained.start.has_run:
             raise ConfigError(f"data: {config.run} brings no data along; name some to score it on")
         typed = CommandLine.of_this_command().overrides
-        data_dir = datasets.data_dir_of(own.data_dir, data_dir, typed)
-    node = own.data if config.data is None else config.data
-    found = datasets.of_kind(datasets.source_of(node), kind)
-    return found, DataPlace(data_dir, own.seed)
+        data_dir = datasets.data_dir_of(run_config.data_dir, data_dir, typed)
+    node = run_config.data if config.data is None else config.data
+    source = datasets.of_kind(datasets.source_of(node), kind)
+    return source, DataPlace(data_dir, run_config.seed)
 
 
 def say(measures: Mapping[str, Mapping[str, float]], without: Set[str] = frozenset()) -> None:
     """Print a line for each measure of each split, but for those of parts called so."""
-    for split, found in measures.items():
-        for name, value in found.items():
+    for split, values in measures.items():
+        for name, value in values.items():
             if name[name.find("/") :] not in without:
                 print_line(f"{split:10s} {name:24s} {value:.6g}")
 
@@ -307,8 +307,8 @@ def _origins(config: EvaluateConfig) -> Origins:
     """Return what the run's own data were when it began; nothing where others are scored."""
     is_own = config.data is None and config.input is None
     place = Path(config.run).expanduser()
-    own = RunDirectory(RunDirectory.folder_of(place)) if is_own else None
-    return Origins(own, config.data_changed)
+    run = RunDirectory(RunDirectory.folder_of(place)) if is_own else None
+    return Origins(run, config.data_changed)
 
 
 def _encoded(
@@ -356,9 +356,9 @@ def _of_text(config: EvaluateConfig, trained: Trained) -> Mapping[str, Split]:
     other = next((name for name in typed if name != "text"), None)
     if other is not None:
         raise ConfigError(f"{other}: is for tables, and this run is a language model")
-    own = trained.config.data
+    node = trained.config.data
     names = ("length", "documents", "lines", "heading", "field")
-    options = {name: own[name] for name in names if name in own}
+    options = {name: node[name] for name in names if name in node}
     options |= {"field": typed["text"]} if typed else {}
     with raised_as(ConfigError, "input: "):
         source = TextFiles(train=config.input, **options)
@@ -377,12 +377,12 @@ def _of_file(config: EvaluateConfig, file: Any, trained: Trained) -> Mapping[str
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
     table: type[LabelledFiles] = class_of({TARGET: task.files}, "input")
     chosen = _of_input(config)
-    chosen |= {name: tuple(each) for name, each in chosen.items() if isinstance(each, list)}
+    chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
     other = [name for name in chosen if name not in table.__dataclass_fields__]
     if other:
         raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")
-    own = trained.config.data
-    chosen |= {name: own[name] for name in table.read_as_trained if name in own}
+    node = trained.config.data
+    chosen |= {name: node[name] for name in table.read_as_trained if name in node}
     with raised_as(ConfigError, ""):
         source = table(train=file, **chosen)
     data = _for_run(source.whole(trained.columns), trained)

@@ -35,33 +35,33 @@ def fill_gaps(config: FillConfig) -> None:
             "shorten it"
         )
     with torch.inference_mode(), precision.context():
-        found = fill(trained.model, tokenizer, tokens, config.top)
-    best = fill_in(text, tokenizer, [candidates[0] for candidates in found])
+        fillings = fill(trained.model, tokenizer, tokens, config.top)
+    best = fill_in(text, tokenizer, [candidates[0] for candidates in fillings])
     if config.output != STANDARD_OUTPUT:
-        print_out(_page(found, best))
+        print_out(_page(fillings, best))
     if config.output is not None:
-        write_json_lines(config.output, [_row(text, found, best)])
+        write_json_lines(config.output, [_row(text, fillings, best)])
 
 
-def _page(found: Sequence[Sequence[Candidate]], best: str) -> Page:
-    several = len(found) > 1
+def _page(fillings: Sequence[Sequence[Candidate]], best: str) -> Page:
+    several = len(fillings) > 1
     columns = [Column("word"), Column("probability", right=True)]
     rows: list[Pieces] = []
-    for number, candidates in enumerate(found, 1):
-        for place, each in enumerate(candidates):
-            name = Piece(each.text or each.token, "name" if place == 0 else "")
+    for number, candidates in enumerate(fillings, 1):
+        for place, candidate in enumerate(candidates):
+            name = Piece(candidate.text or candidate.token, "name" if place == 0 else "")
             gap = [str(number) if place == 0 else ""] if several else []
-            rows.append([*gap, name, f"{each.probability:.4f}"])
+            rows.append([*gap, name, f"{candidate.probability:.4f}"])
     table = TextTable([Column("gap", right=True), *columns] if several else columns, rows)
     return Page(table, BLANK, Line(Piece(" ".join(best.splitlines()))))
 
 
-def _row(text: str, found: Sequence[Sequence[Candidate]], best: str) -> dict[str, object]:
+def _row(text: str, fillings: Sequence[Sequence[Candidate]], best: str) -> dict[str, object]:
     gaps = [
         [
-            {"text": each.text, "token": each.token, "probability": each.probability}
-            for each in candidates
+            {"text": candidate.text, "token": candidate.token, "probability": candidate.probability}
+            for candidate in candidates
         ]
-        for candidates in found
+        for candidates in fillings
     ]
     return {"text": text, "gaps": gaps, "filled": best}

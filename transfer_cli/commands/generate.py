@@ -178,11 +178,11 @@ class Continuation:
         """Yield the tokens of the likeliest text that is found."""
         asked, layout, texts = self._asked, self._asked.layout, self._begun()
         ends = [] if layout.text_end is None else [layout.text_end]
-        (found,) = texts.found(
+        (tokens,) = texts.found(
             self._search, self._trained.start.tokenizer, ends=ends,
             allowed_V=layout.allowed_tokens(), before=None if asked.is_source else [asked.tokens],
         )  # fmt: skip
-        return ([token] for token in found)
+        return ([token] for token in tokens)
 
     def _begun(self) -> Continued:
         """Return the text, of which no token is read yet."""
@@ -212,11 +212,11 @@ def _rows(prompt: str, texts: Sequence[GeneratedText], whole: str) -> list[dict[
     return [
         {
             "prompt": prompt,
-            "text": each.text,
-            "tokens": each.tokens,
-            "ended": each.finish_reason or whole,
+            "text": generated.text,
+            "tokens": generated.tokens,
+            "ended": generated.finish_reason or whole,
         }
-        for each in texts
+        for generated in texts
     ]
 
 

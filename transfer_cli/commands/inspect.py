@@ -38,28 +38,28 @@ SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
 def inspect(config: InspectConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     at_least("samples:", config.samples, 0, ConfigError)
-    found = datasets.source_of(config.data)
+    source = datasets.source_of(config.data)
     start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
     fresh = _fresh(config)
     shape = fresh or SHAPE if start is None else start.description.shape
     place = DataPlace(config.data_dir, config.seed)
     chosen = choose_tokenizer(config.tokenizer, start, fresh)
-    if isinstance(found, TaskData):
-        data = found.load(place.folder, place.seed)
+    if isinstance(source, TaskData):
+        data = source.load(place.folder, place.seed)
         tokenizer = datasets.task_tokenizer(data, chosen)
         task = datasets.task_of_data(data).written_by(
             lambda: choose_chat_template(config.tokenizer, start, tokenizer) or chatml()
         )
-        prepared = datasets.task(data, found.length, tokenizer, shape, known=task)
+        prepared = datasets.task(data, source.length, tokenizer, shape, known=task)
         _labelled(data, prepared, tokenizer, config.samples)
         return
     objective: Objective = CausalLM()
     if config.objective is not None:
         objective = build(objective_options(config.objective, "objective"), "objective", Objective)
-    if start is None and found.pairs is None and objective.direction is not None:
+    if start is None and source.pairs is None and objective.direction is not None:
         shape = replace(shape, direction=objective.direction)
     lines = None if start is None else start.lines
-    prepared, tokenizer = datasets.text(found, place, shape, chosen, lines=lines)
+    prepared, tokenizer = datasets.text(source, place, shape, chosen, lines=lines)
     objective.setup(TaskInfo(tokenizer))
     for name, split in prepared.splits.items():
         if isinstance(split.data, SentencePairs):
@@ -74,7 +74,7 @@ def inspect(config: InspectConfig) -> None:
                 batch = split.data.batch(np.array([number]))
                 noise = ExampleNoise(config.seed, "inspect")
                 _block(objective.prepare(batch, noise), batch, tokenizer)
-    read = replace(found, lines=prepared.lines)
+    read = replace(source, lines=prepared.lines)
     _repeated_lines(read.splits(place.folder, place.seed))
 
 
@@ -99,7 +99,7 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
             )
         encoded = tokenizer.encode_batch(list(itertools.chain.from_iterable(texts[name])))
         pieces_of = iter(map(len, encoded))
-        lengths = np.array([sum(next(pieces_of) for _ in each) for each in texts[name]])
+        lengths = np.array([sum(next(pieces_of) for _ in parts) for parts in texts[name]])
         _lengths(lengths)
         _unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
         print_line(
@@ -168,17 +168,17 @@ def _long_lines(lines: Iterable[str]) -> set[int]:
 
 def prepare(config: PrepareConfig) -> None:
     """Do everything that a run on this data would do before its first step, and say what came."""
-    found = source_of(config.data)
+    source = source_of(config.data)
     place = DataPlace(config.data_dir, config.seed)
-    if isinstance(found, TaskData):
-        data = found.load(place.folder, place.seed)
+    if isinstance(source, TaskData):
+        data = source.load(place.folder, place.seed)
         labels = f", {len(data.labels)} labels" if data.labels else ""
         for name, examples in data.splits.items():
             print_line(f"{name:10s} {len(examples):,} examples{labels}")
         return
     start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
     encoded, tokenizer, _ = whole_texts(
-        found, place, "causal", choose_tokenizer(config.tokenizer, start, _fresh(config)),
+        source, place, "causal", choose_tokenizer(config.tokenizer, start, _fresh(config)),
         lines=None if start is None else start.lines,
     )  # fmt: skip
     print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")

@@ -150,7 +150,7 @@ def _place(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
     name = "-".join([stamp, command, presets.get("data", "data"), presets.get("optimizer", "")])
     root = Path(run.root).expanduser() / FOLDER
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(root / each for each in names if not (root / each).exists())
+    return next(root / candidate for candidate in names if not (root / candidate).exists())
 
 
 def _as_csv(seen: RangeTest) -> str:

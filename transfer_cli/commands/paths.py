@@ -79,11 +79,11 @@ def check_new(to: Path, key: str = "to") -> None:
 
 def _values(text: str, *, multirun: bool) -> Iterator[str]:
     """Yield the values of an override, but none that Hydra would change or refuse."""
-    found = [text]
+    words = [text]
     if text.startswith("[") or (multirun and not text.startswith(("'", '"'))):
-        found = text.removeprefix("[").removesuffix("]").split(",")
-    for each in found:
-        plain = _PLAIN.fullmatch(each.strip())
+        words = text.removeprefix("[").removesuffix("]").split(",")
+    for word in words:
+        plain = _PLAIN.fullmatch(word.strip())
         value = next(filter(None, plain.groups()), "") if plain else ""
         if value not in ("", "null", "auto", "???"):
             yield value

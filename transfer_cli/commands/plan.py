@@ -96,8 +96,8 @@ def plan(config: DictConfig, command: str) -> None:
     print_out(plan_page(blueprint))
     for name, text in run_facts(blueprint, blueprint.data.encoded()).items():
         print_out(fact(name, text))
-    for each in dialled(config):
-        print_out(fact(each.key, str(each)))
+    for entry in dialled(config):
+        print_out(fact(entry.key, str(entry)))
     for warning in advice(blueprint):
         print_out(fact("warning", warning))
     if resumed is not None and (course := rate_ahead(resumed, blueprint)):
@@ -117,11 +117,11 @@ def plan(config: DictConfig, command: str) -> None:
             print_out(fact("time", said))
         return
     run = _lean(config, command, typed, origins)
-    found = _measured(run, steps)
+    measured = _measured(run, steps)
     # The first steps of a run that remembers have little to remember.
     counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
-    print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, found)))))
-    print_out(fact("time", _time_text(run, blueprint, found)))
+    print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, measured)))))
+    print_out(fact("time", _time_text(run, blueprint, measured)))
 
 
 def _as_run(
@@ -182,29 +182,29 @@ def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
     # To compile a sequence alone would take as long again as to compile a step.
     compiles = run.blueprint.course.loop.compile
     alone = steps is None and not (run.blueprint.remembers or compiles)
-    found = _by_a_sequence(run) if alone else None
-    if found is not None:
-        return found
+    measured = _by_a_sequence(run) if alone else None
+    if measured is not None:
+        return measured
     patience = SECONDS if steps is None else math.inf
     return _by_whole_steps(
         run, min(steps or MEASURED_STEPS, run.blueprint.course.sizes.total_steps), patience
     )
 
 
-def _time_text(run: "TrainingRun", planned: Blueprint, found: _Measured) -> str:
+def _time_text(run: "TrainingRun", planned: Blueprint, measured: _Measured) -> str:
     """Return how long a run will take, by what some steps took; `planned` is as it will be."""
     counted = total = run.blueprint.course.sizes.total_steps
     rest = ""
     if keeps_states(planned):
         counted = min(total, run.blueprint.course.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
-    low, high = found.low * counted, found.high * counted
+    low, high = measured.low * counted, measured.high * counted
     if planned.course.loop.minutes is not None and high > 60 * planned.course.loop.minutes:
         low, high = min(low, 60 * planned.course.loop.minutes), 60 * planned.course.loop.minutes
         rest = ", or what of them fits into loop.minutes"
     return (
-        f"{_range(f'{found.low:.3g}', f'{found.high:.3g}')} s a step in the first stage, measured "
-        f"over {found.of_what} on {run.blueprint.precision.device}; about "
+        f"{_range(f'{measured.low:.3g}', f'{measured.high:.3g}')} s a step in the first stage, "
+        f"measured over {measured.of_what} on {run.blueprint.precision.device}; about "
         f"{_range(as_time(low), as_time(high))} for all {total:,}{rest}, evaluations not counted"
     )
 
@@ -213,13 +213,13 @@ def _range(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _of_measured(run: "TrainingRun", found: _Measured) -> tuple[Sequence[Prices], Amounts, str]:
+def _of_measured(run: "TrainingRun", measured: _Measured) -> tuple[Sequence[Prices], Amounts, str]:
     """Return what a step computes, by what some have, for texts of the mean length of all."""
-    steps, lengths, tally = found.steps, run.data.lengths, run.tally
-    if lengths is not None and found.tokens:
-        steps = found.tokens / (run.blueprint.course.loop.batch * float(lengths.mean()))
+    steps, lengths, tally = measured.steps, run.data.lengths, run.tally
+    if lengths is not None and measured.tokens:
+        steps = measured.tokens / (run.blueprint.course.loop.batch * float(lengths.mean()))
     amounts = {key: (done / steps, real / steps) for key, (done, real) in tally.amounts().items()}
-    return tally.prices, amounts, f"as counted over {found.of_what}"
+    return tally.prices, amounts, f"as counted over {measured.of_what}"
 
 
 def _by_a_sequence(run: "TrainingRun") -> _Measured | None:
@@ -231,26 +231,26 @@ def _by_a_sequence(run: "TrainingRun") -> _Measured | None:
     _seconds_of(run, sequences[:1], 0)  # warms up
     run.tally.take()
     ends = [sequences[0], sequences[-1]]
-    each = [len(sequences) * _seconds_of(run, [one], 0) for one in ends]
-    if max(each) <= SECONDS:
+    seconds = [len(sequences) * _seconds_of(run, [one], 0) for one in ends]
+    if max(seconds) <= SECONDS:
         return None
     part = len(ends) / len(sequences)
-    return _Measured(min(each), max(each), "two of its sequences", _tokens_in(ends), part)
+    return _Measured(min(seconds), max(seconds), "two of its sequences", _tokens_in(ends), part)
 
 
 def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Measured:
     """Return what some steps take, short and long ones, as many as there is patience for."""
-    loader, each, tokens = _loader(run, run.micro_batch), list[float](), 0
+    loader, seconds, tokens = _loader(run, run.micro_batch), list[float](), 0
     numbers = _of_all_lengths(run, loader, most)
     run.tally.take()
-    while len(each) < most and sum(each) < patience:
-        batches = loader.at(numbers[len(each)])
+    while len(seconds) < most and sum(seconds) < patience:
+        batches = loader.at(numbers[len(seconds)])
         tokens += _tokens_in(batches)
-        each.append(_seconds_of(run, batches, len(each)))
+        seconds.append(_seconds_of(run, batches, len(seconds)))
     # The first step warms up; with one step alone there is nothing else.
-    known = each[1:] or each
-    of_what = f"{len(each)} step{'s' if len(each) > 1 else ''}"
-    return _Measured(min(known), max(known), of_what, tokens, len(each))
+    known = seconds[1:] or seconds
+    of_what = f"{len(seconds)} step{'s' if len(seconds) > 1 else ''}"
+    return _Measured(min(known), max(known), of_what, tokens, len(seconds))
 
 
 def _of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> list[int]:
@@ -272,7 +272,7 @@ def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:
     """Return the length of all examples of the main data; of several sequences the longest."""
     lengths = [micro[MAIN]["mask"].sum(-1) for micro in batches if MAIN in micro]
     return sum(
-        int(each.flatten(1).amax(1).sum() if each.dim() > 1 else each.sum()) for each in lengths
+        int(sizes.flatten(1).amax(1).sum() if sizes.dim() > 1 else sizes.sum()) for sizes in lengths
     )
 
 
@@ -292,14 +292,14 @@ def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], numb
 def _flops_text(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts, how: str) -> str:
     """Return in words what the steps of each stage compute, and all of them together."""
     stages = planned.course.stage_plans
-    each = [flops_of(amounts, of_stage) for of_stage in prices]
+    costs = [flops_of(amounts, of_stage) for of_stage in prices]
     rest = ", the frozen backbone being passed once" if keeps_states(planned) else ""
-    said = f"a step takes {formats.flops(each[0].done)}"
+    said = f"a step takes {formats.flops(costs[0].done)}"
     if len(stages) > 1:
-        of_stages = (f"{formats.flops(e.done)} in stage {n}" for n, e in enumerate(each, start=1))
+        of_stages = (f"{formats.flops(e.done)} in stage {n}" for n, e in enumerate(costs, start=1))
         said = f"a step takes {', '.join(of_stages)}"
-    elif each[0].done != each[0].real:
-        said += f", {formats.flops(each[0].real)} of it without padding and masks"
+    elif costs[0].done != costs[0].real:
+        said += f", {formats.flops(costs[0].real)} of it without padding and masks"
     total = formats.flops(flops_of_run(planned, prices, amounts))
     steps = planned.course.sizes.total_steps
     return f"about {total} for all {steps:,} steps{rest}; {said}, {how}"

@@ -54,27 +54,27 @@ def presets(words: list[str]) -> None:
         check_folder(folder)
     groups = [group for group in asked.groups if group != MODELS]
     models = [*listed_models().values()] if MODELS in asked.groups else []
-    found = _of_groups(options(folder), groups) if groups or not models else []
+    chosen = _of_groups(options(folder), groups) if groups or not models else []
     if asked.schema:
         from transfer_cli.config.editor_schema import editor_schema  # which imports torch
 
         print(json.dumps(editor_schema(folder), indent=1))
     elif asked.json:
-        print(json.dumps([*_records(found), *map(asdict, models)], indent=2))
+        print(json.dumps([*_records(chosen), *map(asdict, models)], indent=2))
     else:
-        print_out(Page(*_blocks(found), *_blocks_of_models(models)))
+        print_out(Page(*_blocks(chosen), *_blocks_of_models(models)))
 
 
-def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
+def _of_groups(offered: list[Option], groups: list[str]) -> list[Option]:
     """Return the options of `groups` and of the groups below them."""
-    known = dict.fromkeys(option.group for option in found)
+    known = dict.fromkeys(option.group for option in offered)
     for group in groups:
         if group not in known:
             names = (*known, MODELS)
             hint = nearest(group, names) or f" There are {', '.join(names)}"
             raise ConfigError(f"there is no group {group!r}.{hint}")
     inside = tuple(f"{group}/" for group in groups or known)
-    return [option for option in found if f"{option.group}/".startswith(inside)]
+    return [option for option in offered if f"{option.group}/".startswith(inside)]
 
 
 def _blocks_of_models(models: list[ListedModel]) -> list[Renderable]:
@@ -84,10 +84,10 @@ def _blocks_of_models(models: list[ListedModel]) -> list[Renderable]:
     titles = ("name", "kind", "size", "languages", "licence", "quick, CPU s", "from")
     rows = [
         (
-            Piece(each.name, "name"), each.kind, each.size, each.languages, each.licence,
-            "" if each.quick_seconds is None else f"{each.quick_seconds:g}", f"hf:{each.hub}",
+            Piece(model.name, "name"), model.kind, model.size, model.languages, model.licence,
+            "" if model.quick_seconds is None else f"{model.quick_seconds:g}", f"hf:{model.hub}",
         )
-        for each in models
+        for model in models
     ]  # fmt: skip
     return [
         TextTable([Column(title, title in ("size", "quick, CPU s")) for title in titles], rows),
@@ -100,10 +100,10 @@ def _blocks_of_models(models: list[ListedModel]) -> list[Renderable]:
     ]
 
 
-def _blocks(found: list[Option]) -> list[Renderable]:
-    column = 4 + max((len(option.name) for option in found), default=0)
+def _blocks(chosen: list[Option]) -> list[Renderable]:
+    column = 4 + max((len(option.name) for option in chosen), default=0)
     blocks: list[Renderable] = []
-    for group, members in groupby(found, key=lambda option: option.group):
+    for group, members in groupby(chosen, key=lambda option: option.group):
         blocks += [BLANK] if blocks else []
         blocks.append(Line(Piece(f"{group}=", "heading")))
         blocks += [_entry(option, column) for option in members]
@@ -119,7 +119,7 @@ def _entry(option: Option, column: int) -> Entry:
     return Entry(["  ", Piece(option.name, style)], [f"{option.line}  ", note], column)
 
 
-def _records(found: list[Option]) -> list[dict[str, object]]:
+def _records(chosen: list[Option]) -> list[dict[str, object]]:
     return [
         {
             "group": option.group,
@@ -130,7 +130,7 @@ def _records(found: list[Option]) -> list[dict[str, object]]:
             "file": str(option.file),
             "used": not option.shadowed,
         }
-        for option in found
+        for option in chosen
     ]
 
 
@@ -232,7 +232,7 @@ def _save(typed: str, place: str) -> None:
         name, *words = shlex.split(typed.removeprefix("transfer ")) or [""]
     command = ALL.get(name)
     if command is None or not command.composes:
-        close = nearest(name, [each for each, known in ALL.items() if known.composes])
+        close = nearest(name, [other for other, known in ALL.items() if known.composes])
         raise ConfigError(f"--save: expected a command and its words, got {typed!r}.{close}")
     from transfer_cli.config.saved_keys import saved  # which imports Hydra
 
@@ -261,7 +261,7 @@ def _wanted(sources: list[str]) -> dict[str, Option]:
     known = {f"{option.group}={option.name}": option for option in options()}
     if not sources:
         return {path: known[source] for path, source in STARTERS.items()}
-    found = {}
+    copies = {}
     for source in sources:
         group, equals, name = source.partition("=")
         if not equals:
@@ -276,8 +276,8 @@ def _wanted(sources: list[str]) -> dict[str, Option]:
                 f"See transfer presets {group}"
             )
         place = Path(group, name)
-        found[place.with_name(f"my_{place.name}").as_posix()] = known[source]
-    return found
+        copies[place.with_name(f"my_{place.name}").as_posix()] = known[source]
+    return copies
 
 
 def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:

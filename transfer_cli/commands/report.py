@@ -45,14 +45,14 @@ def report(words: list[str]) -> None:
     targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
     check_targets(targets)
     slices = _slices(asked.slice) if asked.slice else {}
-    found = collect([Path(path).expanduser() for path in asked.paths])
-    _check_ended(found)
+    collected = collect([Path(path).expanduser() for path in asked.paths])
+    _check_ended(collected)
     if slices:
-        found.runs = [with_slices(run, slices, found.problems) for run in found.runs]
+        collected.runs = [with_slices(run, slices, collected.problems) for run in collected.runs]
     made = Report(
-        tasks=tasks(found.runs, asked.sort, asked.baseline),
-        standings=tuple(found.standings),
-        problems=tuple(found.problems),
+        tasks=tasks(collected.runs, asked.sort, asked.baseline),
+        standings=tuple(collected.standings),
+        problems=tuple(collected.problems),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
     with CommandLine(plugins=tuple(asked.plugin)).at_work():
@@ -91,10 +91,10 @@ def _import_sections(packages: list[str]) -> None:
     import_plugins(packages)
 
 
-def _check_ended(found: Found) -> None:
+def _check_ended(collected: Found) -> None:
     """Refuse runs that are all at work; there is always something to say of a sweep."""
-    if not found.standings and all(run.status == RUNNING for run in found.runs):
-        first = found.runs[0]
+    if not collected.standings and all(run.status == RUNNING for run in collected.runs):
+        first = collected.runs[0]
         raise ConfigError(
             f"nothing to report yet: {first.path} is still being written; it has results when it "
             f"has ended, and curves until then: tensorboard --logdir {first.path}"
@@ -119,9 +119,9 @@ def _is_of_a_run(path: Path, ending: str) -> bool:
     deepest = 3  # folders from a file of a run, such as of a checkpoint, up to the run directory
     folders = path.resolve().parents[:deepest]
     if not any(
-        SweepDirectory.is_at(each)
-        or (RunDirectory.holds_run(each) and RunDirectory(each).status.is_file())
-        for each in folders
+        SweepDirectory.is_at(folder)
+        or (RunDirectory.holds_run(folder) and RunDirectory(folder).status.is_file())
+        for folder in folders
     ):
         return False
     # None of theirs is called `report...`, or ends as a page or a table does.

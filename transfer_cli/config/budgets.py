@@ -50,7 +50,7 @@ def check_budget(config: DictConfig) -> None:
             "budget: chooses how deep a model is, which model=dial can be: leave model= out, or "
             "bound the time of any run by loop.minutes"
         )
-    typed = [each.key for each in dialled(config) if each.key == "loop.tokens" and each.is_set]
+    typed = [entry.key for entry in dialled(config) if entry.key == "loop.tokens" and entry.is_set]
     typed += [f"loop.{name}" for name in ("steps", "epochs", "flops", "minutes")
               if config.loop[name] is not None]  # fmt: skip
     if typed and config.resume is None:

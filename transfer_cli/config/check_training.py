@@ -142,12 +142,12 @@ def base_lr(lr: object, width: int) -> float:
     Adam moves each weight by about its rate, so what a layer's output moves by grows with the
     number of weights that it sums: its rate has to fall with the width (Yang et al. 2021).
     """
-    found = lr
+    rate = lr
     if isinstance(lr, str) and (rule := _FOR_WIDTH.fullmatch(lr)):
-        found = float(rule[1]) * int(rule[2]) / width
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        rate = float(rule[1]) * int(rule[2]) / width
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
         raise ConfigError(
             f"optimizer.lr: must be a number above 0, got {lr!r}; or one for a width, such as "
             "1e-4*384/width"
         )
-    return float(found)
+    return float(rate)

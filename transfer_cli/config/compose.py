@@ -263,8 +263,8 @@ def _not_utf8(request: Request) -> str:
     for file in sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []:
         try:
             read_text(file)
-        except UnreadableError as found:
-            return f"{file}: {found}"
+        except UnreadableError as error:
+            return f"{file}: {error}"
     return "a config is not UTF-8"
 
 

@@ -257,14 +257,14 @@ def keys_in(text: str) -> Iterator[Key]:
             above, begun = [], True
 
 
-def part_texts(found: Iterable[Option]) -> dict[tuple[str, str], str]:
+def part_texts(chosen: Iterable[Option]) -> dict[tuple[str, str], str]:
     """Return what keys of parts mean, by the class that is built and the argument's name.
 
     Where options differ, the last one counts. A key of no class stands under "", with its whole
     name.
     """
     texts: dict[tuple[str, str], str] = {}
-    for option in found:
+    for option in chosen:
         keys = list(option.written())
         targets = {
             key.name.rpartition(".")[0]: key.value for key in keys if key.name.endswith("_target_")

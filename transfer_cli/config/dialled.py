@@ -52,7 +52,7 @@ def dialled(config: DictConfig) -> Iterator[Dialled]:
 def redialled(config: DictConfig, changes: Mapping[str, Any], typed: Sequence[str]) -> DictConfig:
     """Return a config with other values, and what the rules then say of all that is not typed."""
     given = {word.lstrip("+").partition("=")[0] for word in typed}
-    keep = {each.key for each in dialled(config) if each.is_set} | given | changes.keys()
+    keep = {entry.key for entry in dialled(config) if entry.is_set} | given | changes.keys()
     config = with_values(config, changes)
     for rule in RULES:
         if rule.key not in keep:
@@ -62,7 +62,7 @@ def redialled(config: DictConfig, changes: Mapping[str, Any], typed: Sequence[st
 
 def found_by_rule(config: DictConfig, given: Set[str]) -> Set[str]:
     """Return the keys that rules or a budget decide, and that a resume leaves as they are."""
-    keys = {each.key for each in dialled(config)} - given
+    keys = {entry.key for entry in dialled(config)} - given
     if keys and config.get("budget") is not None:
         keys |= {"model.depth", "loop.minutes", "dial.foreseen"} - given
     return keys
@@ -70,8 +70,8 @@ def found_by_rule(config: DictConfig, given: Set[str]) -> Set[str]:
 
 def dial_record(config: DictConfig) -> dict[str, Any] | None:
     """Return what the dial came to, for a run's results; None without one."""
-    found = {each.key: each for each in dialled(config)}
-    if not found:
+    entries = {entry.key: entry for entry in dialled(config)}
+    if not entries:
         return None
     foreseen = config.dial.get("foreseen")
     chosen = {} if foreseen is None else {"budget": config.budget, "foreseen": foreseen}
@@ -79,6 +79,6 @@ def dial_record(config: DictConfig) -> dict[str, Any] | None:
         **chosen,
         "model.depth": config.model.depth,
         "dial.tokens_per_parameter": config.dial.tokens_per_parameter,
-        **{key: each.value for key, each in found.items()},
-        "set": [key for key, each in found.items() if each.is_set],
+        **{key: entry.value for key, entry in entries.items()},
+        "set": [key for key, entry in entries.items() if entry.is_set],
     }

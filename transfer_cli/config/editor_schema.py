@@ -129,7 +129,7 @@ def _group(place: str, options: Sequence[Option], names: Sequence[str]) -> Schem
 
 def _of_option(option: Option, place: str, names: Iterable[str]) -> Schema:
     """Return the keys below the name of an option: its own, or all at its place."""
-    own = f"{place}."
+    prefix = f"{place}."
     is_whole = option.package == option.group.replace("/", ".") and option.target
     if not is_whole or any(option.choices()):
         inside = f"{place}.{option.name}"
@@ -138,9 +138,9 @@ def _of_option(option: Option, place: str, names: Iterable[str]) -> Schema:
     if not option.target.startswith("transfer_cli."):
         return {"type": "object", "description": option.line}  # of a package, which may take more
     keys = {key.name.removeprefix(f"{option.package}.") for key in option.typed_keys()}
-    known = [f"{own}{key}" for key in sorted(keys)]
+    known = [f"{prefix}{key}" for key in sorted(keys)]
     above = {section for key in known for section in describe.above(key) if section != place}
-    wanted = [name for name in (*known, *sorted(above)) if name.startswith(own)]
+    wanted = [name for name in (*known, *sorted(above)) if name.startswith(prefix)]
     return {**_object(place, wanted), "description": option.line}
 
 
@@ -152,13 +152,13 @@ def _declared_keys() -> dict[str, Schema]:
 
     `losses` and `streams` hold names of one's own, with known keys below.
     """
-    found: dict[str, list[tuple[str, Key]]] = defaultdict(list)
+    declared: dict[str, list[tuple[str, Key]]] = defaultdict(list)
     for command in (name for name, command in ALL.items() if command.composes):
         for name, key in describe.declared(command).items():
             if name not in ("losses", "streams"):
-                found[SPOKEN.get(name, name)].append((command, key))
+                declared[SPOKEN.get(name, name)].append((command, key))
     keys: dict[str, Schema] = {}
-    for name, several in found.items():
+    for name, several in declared.items():
         kind = _any_of([_declared(command, name, key) for command, key in several])
         line = next((key.line for _, key in several if key.line), "")
         keys[name] = {
@@ -262,13 +262,13 @@ def _any_of(several: Iterable[Schema]) -> Schema:
     """Return what takes whatever one of several takes."""
     kinds: list[str] = []
     others: list[Schema] = []
-    for each in several:
-        for kind in each.get("anyOf", [each]):
+    for schema in several:
+        for kind in schema.get("anyOf", [schema]):
             if not kind:
                 return {}
             named = kind["type"] if "type" in kind and len(kind) == 1 else []
             kinds += [named] if isinstance(named, str) else named
             others += [kind] if not named and kind not in others else []
     kinds = [*dict.fromkeys(kinds)]
-    found = [*others, *([{"type": kinds if len(kinds) > 1 else kinds[0]}] if kinds else [])]
-    return found[0] if len(found) == 1 else {"anyOf": found} if found else {}
+    schemas = [*others, *([{"type": kinds if len(kinds) > 1 else kinds[0]}] if kinds else [])]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}

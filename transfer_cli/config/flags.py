@@ -186,9 +186,9 @@ def chooses_sweep(words: Sequence[str]) -> bool:
     return bool(chosen) and chosen[-1] not in ("", "null")
 
 
-def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
+def _typed(parsed: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        given = getattr(found, name)
+        given = getattr(parsed, name)
         for value in given if isinstance(given, list) else [given]:
             if value is not None and value is not False:
                 yield f"--{name.replace('_', '-')}"

@@ -114,9 +114,9 @@ def _composed(name: str, request: Request, chosen: Mapping[str, str]) -> DictCon
     return compose.compose(name, Request(), return_hydra_config=True)
 
 
-def _usage(command: Command, found: list[Option]) -> str:
+def _usage(command: Command, choices: list[Option]) -> str:
     places = [shown for _, shown in command.places]
-    groups = ["[GROUP=OPTION ...]"] if found else []
+    groups = ["[GROUP=OPTION ...]"] if choices else []
     return " ".join([*places, *groups, "[KEY=VALUE ...] [FLAGS]"])
 
 
@@ -146,9 +146,9 @@ def _fitting(blocks: list[Renderable], room: int) -> list[Renderable]:
 # --- what can be chosen ------------------------------------------------------------------------
 
 
-def _groups(found: list[Option], chosen: Mapping[str, str | None]) -> Iterator[Renderable]:
+def _groups(choices: list[Option], chosen: Mapping[str, str | None]) -> Iterator[Renderable]:
     """Yield a line for each group, with the default first, then one's own options."""
-    for group, members in itertools.groupby(found, lambda option: option.group):
+    for group, members in itertools.groupby(choices, lambda option: option.group):
         usual = {name: place for place, name in enumerate(_USUAL)}
         listed = sorted(
             members,
@@ -176,9 +176,9 @@ def _group(group: str, listed: list[Option], default: str | None) -> Entry:
     return Entry(["  ", Piece(f"{group}=", "name")], pieces, _NAMES, WIDTH)
 
 
-def _options(found: list[Option], chosen: Mapping[str, str | None]) -> Iterator[Renderable]:
+def _options(choices: list[Option], chosen: Mapping[str, str | None]) -> Iterator[Renderable]:
     """Yield every option, below its group, with what it is."""
-    for group, listed in itertools.groupby(found, lambda option: option.group):
+    for group, listed in itertools.groupby(choices, lambda option: option.group):
         nothing = "" if chosen.get(group) else "(nothing by default)"
         title = f"  {group}=   "
         yield Entry([Piece(title, "heading")], [Piece(nothing, "note")], len(title))

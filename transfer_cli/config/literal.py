@@ -141,6 +141,6 @@ def as_typed(key: str, path: Path) -> str:
 def quoted(text: str) -> str:
     """Return a text in quotes, as Hydra's grammar reads it; `${` is still an interpolation."""
     # Backslashes count where a quote follows, and nowhere else.
-    escaped = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
-    escaped = re.sub(r"(\\+)\Z", lambda found: found[1] * 2, escaped)
+    escaped = re.sub(r"(\\*)'", lambda match: f"{match[1] * 2}\\'", text)
+    escaped = re.sub(r"(\\+)\Z", lambda match: match[1] * 2, escaped)
     return f"'{escaped}'"

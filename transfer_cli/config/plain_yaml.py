@@ -35,7 +35,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     try:
         events = _events(read_text(path, MAX_CONFIG_BYTES))
         first = next(events, None)
-        found = _value(first, events, 0) if first is not None else None
+        document = _value(first, events, 0) if first is not None else None
         if (second := next(events, None)) is not None:
             raise at(second, "a second document")
     except yaml.YAMLError as error:
@@ -43,9 +43,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
         line = f"line {mark.line + 1}: " if mark else ""
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UnreadableError(f"{line}broken YAML: {reason}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise UnreadableError("it is no mapping, such as seed: 1 in a line")
-    return found
+    return document
 
 
 def scalar(text: str) -> Any:
@@ -75,16 +75,16 @@ def _value(event: Any, events: Iterator[Any], depth: int) -> Any:
     if isinstance(event, yaml.ScalarEvent):
         return scalar(event.value) if event.implicit[0] else event.value
     if isinstance(event, yaml.SequenceStartEvent):
-        return [_value(each, events, depth + 1) for each in _until(yaml.SequenceEndEvent, events)]
-    found: dict[str, Any] = {}
+        return [_value(child, events, depth + 1) for child in _until(yaml.SequenceEndEvent, events)]
+    mapping: dict[str, Any] = {}
     for key in _until(yaml.MappingEndEvent, events):
         name = _value(key, events, depth + 1)
         if not isinstance(name, str):
             raise at(key, f"the name {name!r} is no text; put it in quotes")
-        if name in found:
+        if name in mapping:
             raise at(key, f"broken YAML: found duplicate key {name[:40]}")
-        found[name] = _value(next(events), events, depth + 1)
-    return found
+        mapping[name] = _value(next(events), events, depth + 1)
+    return mapping
 
 
 def _until(end: type, events: Iterator[Any]) -> Iterator[Any]:

@@ -69,7 +69,7 @@ class _File:
         if self.keys.group_at(place) != (choice.group, choice.place):
             raise ConfigError(f"{line}: a file of keys has no such place; type it beside the file")
         names = ["null"] if value is None else value if isinstance(value, list) else [value]
-        self.choices[place] = ChosenOptions(group, [str(each) for each in names], choice.place)
+        self.choices[place] = ChosenOptions(group, [str(name) for name in names], choice.place)
 
     def _value(self, key: str, value: Any, typed: str) -> str:
         if key in self.texts and isinstance(value, list) and key == self.texts[0]:

@@ -113,7 +113,7 @@ def _literal(value: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
+    return re.sub(r"(\\*)\$\{", lambda match: f"{match[1] * 2}\\${{", text)
 
 
 def _problems(config: Any, declared: Any) -> Iterator[str]:

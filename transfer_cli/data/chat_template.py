@@ -134,8 +134,8 @@ class Renderer:
             answer = reads.readline() if reads is not None else b""
         if not answer:
             raise DataError(f"{self._where} takes more than {SECONDS} seconds")
-        found: dict[str, str] = json.loads(answer)
-        return found
+        reply: dict[str, str] = json.loads(answer)
+        return reply
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._process.stdin is not None:

@@ -162,15 +162,15 @@ class _Search:
 
         Both are one where each row holds a list of turns.
         """
-        found = text or next((name for name in _TURNS if name in self.columns), None)
+        column = text or next((name for name in _TURNS if name in self.columns), None)
         pair = next((both for both in _ASKED if {*both} <= {*self.columns}), (None, None))
-        if found is None and label is None:
-            found, label = pair
-        if found is None:
+        if column is None and label is None:
+            column, label = pair
+        if column is None:
             raise self._doubt(TEXT, [])
-        form = _TURNS.get(found, "Alpaca" if found == "instruction" else "one turn each")
-        said = f"{TEXT} from {found!r}" + (f" and {label!r}" if label else "") + f" ({form})"
-        return Chosen(found, None, label or found, () if text else (said,))
+        form = _TURNS.get(column, "Alpaca" if column == "instruction" else "one turn each")
+        said = f"{TEXT} from {column!r}" + (f" and {label!r}" if label else "") + f" ({form})"
+        return Chosen(column, None, label or column, () if text else (said,))
 
     def written(self, text: str | None, label: str | None, *parts: str) -> tuple[str, str]:
         """Return the columns of a text, perhaps in parts, and of what people wrote to it."""

@@ -190,7 +190,7 @@ def _row_texts(path: Path, field: Field) -> Iterator[str] | None:
 def _text_in(record: Record, field: Field, name: str) -> str:
     if isinstance(field, str):
         return text_of(record, field, name)
-    return "\n".join(" ".join(text_of(record, each, name).split()) for each in field)
+    return "\n".join(" ".join(text_of(record, column, name).split()) for column in field)
 
 
 def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:

@@ -27,10 +27,10 @@ def folded(value: Hashable) -> Hashable:
 
 def keys_of(texts: Iterable[Iterable[str]], count: int) -> Keys:
     """Return the key of each of `count` examples, given the texts of each; 8 bytes an example."""
-    return np.fromiter((hash(folded(tuple(each))) for each in texts), np.int64, count)
+    return np.fromiter((hash(folded(tuple(example))) for example in texts), np.int64, count)
 
 
-def found(wanted: Keys, among: Keys) -> npt.NDArray[np.bool_]:
+def are_among(wanted: Keys, among: Keys) -> npt.NDArray[np.bool_]:
     """Return which keys stand among others; `numpy.isin` takes 20 times as long."""
     ordered = np.sort(among)
     places = np.searchsorted(ordered, wanted)
@@ -41,7 +41,7 @@ def overlaps(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, npt.NDArray[n
     """Yield each two splits, the smaller first, and where in it texts of the larger one stand."""
     for names in itertools.combinations(keys, 2):
         small, large = sorted(names, key=lambda name: len(keys[name]))
-        yield small, large, np.flatnonzero(found(keys[small], keys[large]))
+        yield small, large, np.flatnonzero(are_among(keys[small], keys[large]))
 
 
 def united(first: Iterable[Hashable], second: Iterable[Hashable]) -> list[Hashable]:

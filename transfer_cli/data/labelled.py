@@ -115,7 +115,9 @@ class LabelledData:
     def _place_of(self, number: int) -> str:
         """Return the file, and the line if its task says that, of the first example of a label."""
         examples = itertools.chain.from_iterable(self.splits.values())
-        first = next((each for each in examples if getattr(each, "label", None) == number), None)
+        first = next(
+            (example for example in examples if getattr(example, "label", None) == number), None
+        )
         line = getattr(first, "line", None)
         file = getattr(first, "file", None) or self.source("train")
         return file if line is None else f"{file}, line {line}"

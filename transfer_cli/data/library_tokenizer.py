@@ -285,7 +285,7 @@ class LibraryTokenizer(Tokenizer):
         with library_errors(f"{self._source} cannot encode the text"):
             self._growth.check(texts)
             encodings = self._marked.encode_batch(texts, add_special_tokens=False)
-        return [(each.ids, [start for start, _ in each.offsets]) for each in encodings]
+        return [(encoding.ids, [start for start, _ in encoding.offsets]) for encoding in encodings]
 
     @cached_property
     def _marked(self) -> tokenizers.Tokenizer:

@@ -19,7 +19,7 @@ PREFIX = "paraphrase"
 
 def read_paraphrases(path: Path) -> dict[str, list[str]]:
     """Return the paraphrases of each text; blanks around texts do not count."""
-    name, found = str(path), defaultdict[str, list[str]](list)
+    name, paraphrases = str(path), defaultdict[str, list[str]](list)
     with open_table(path, format_of(path) or "csv", Layout(header=True), ANY) as table:
         for record in table.records(refuse):
             columns = [column for column in record.fields if column.startswith(PREFIX)]
@@ -30,13 +30,13 @@ def read_paraphrases(path: Path) -> dict[str, list[str]]:
                 )
             text = text_of(record, TEXT, name).strip()
             for column in columns:
-                found[text] += _texts(record, column, name)
-    return found
+                paraphrases[text] += _texts(record, column, name)
+    return paraphrases
 
 
 def _texts(record: Record, column: str, name: str) -> list[str]:
     """Return the texts in a column that are not empty."""
     value = record.fields[column]
     values = value if isinstance(value, list) else [value or ""]
-    texts = (text_of(Record(record.line, {column: each}), column, name) for each in values)
+    texts = (text_of(Record(record.line, {column: element}), column, name) for element in values)
     return [text.strip() for text in texts if text.strip()]

@@ -297,7 +297,7 @@ def pair_text(
             f"data.length: {length} leaves no room for two texts among their special tokens; "
             f"give {SHORTEST + tokenizer.separators - 1} or more"
         )
-    found, room = units_of(text, tokenizer, units), room_of(tokenizer, length)
+    spans, room = units_of(text, tokenizer, units), room_of(tokenizer, length)
     is_drawn = kind != "translation"
-    drawn = draw_pairs(found, kind, room, seed, copies) if is_drawn else translations(found)
+    drawn = draw_pairs(spans, kind, room, seed, copies) if is_drawn else translations(spans)
     return SentencePairs(text, drawn, tokenizer, length)

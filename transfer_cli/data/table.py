@@ -160,7 +160,7 @@ def _of_book(book: Book, name: str, given: Layout, asked: Wanted) -> OpenTable:
     unusual: dict[str, str] = {}
     sheet = book.named(given.sheet, f"{asked.keys}sheet") if given.sheet else None
     if sheet is None:
-        sheet = max(book.sheets, key=lambda each: _likeness(book, each, asked))
+        sheet = max(book.sheets, key=lambda candidate: _likeness(book, candidate, asked))
         if len(book.sheets) > 1:
             unusual["sheet"] = f"sheet {sheet!r} of {len(book.sheets)}"
     rows = _first(partial(book.rows, sheet))

@@ -46,8 +46,8 @@ class Chosen:
         """Return a record with the texts of several columns as one, but for empty ones."""
         if not self.texts:
             return record
-        there = [each for each in self.texts if value_of(record, each, name) is not None]
-        parts = (text_of(record, each, name) for each in there)
+        there = [column for column in self.texts if value_of(record, column, name) is not None]
+        parts = (text_of(record, column, name) for column in there)
         text = self.join.join(part for part in parts if part.strip())
         return Record(record.line, {**record.fields, self.text: text})
 

@@ -86,8 +86,8 @@ class WordVectors:
             # Some words of GloVe hold spaces.
             word, *numbers = line.rstrip().rsplit(" ", self.size)
             if len(numbers) < self.size:
-                found = f"{len(numbers)} after {word[:_SHOWN]!r}"
-                raise self._broken(f"line {number}", found)
+                actual = f"{len(numbers)} after {word[:_SHOWN]!r}"
+                raise self._broken(f"line {number}", actual)
             if wants(word):
                 try:
                     vector = np.array(numbers, np.float32)
@@ -120,9 +120,9 @@ class WordVectors:
             raise self._broken(place, "one that is not finite")
         return vector
 
-    def _broken(self, place: str, found: str) -> DataError:
+    def _broken(self, place: str, actual: str) -> DataError:
         return DataError(
-            f"{KEY}: {self.path}, {place}: expected a word and {self.size} numbers, found {found}."
+            f"{KEY}: {self.path}, {place}: expected a word and {self.size} numbers, found {actual}."
         )
 
 

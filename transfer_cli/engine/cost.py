@@ -278,7 +278,7 @@ class Tally:
             self._pass(f"{prefix}{SOURCE}", kinds, made.source)
             pairs = zip(lengths, made.source.lengths, strict=True)
             done = places * made.source.positions
-            self._add(f"{prefix}{CROSS}", done, sum(own * read for own, read in pairs))
+            self._add(f"{prefix}{CROSS}", done, sum(length * read for length, read in pairs))
 
     def _add(self, unit: str, done: int, real: int | None = None) -> None:
         if self._stage is None:

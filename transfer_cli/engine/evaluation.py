@@ -204,7 +204,7 @@ class Sums(Metric):
     def update(self, output: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
         """Add the tallies and counts of a batch's parts, in float64."""
         finite = True
-        for number, values in (each for part in output for each in enumerate(part)):
+        for number, values in (pair for part in output for pair in enumerate(part)):
             sums = self._sums[number]
             for name, value in values.items():
                 addend = torch.as_tensor(value).detach().to("cpu", torch.float64)
@@ -433,11 +433,11 @@ def predictions(
     def answers(indices: np.ndarray) -> dict[str, Tensor]:
         views = [
             to_device(with_facts(rows.batch(indices)), precision.device)
-            for rows in (data, *(each[2] for each in beside))
+            for rows in (data, *(other[2] for other in beside))
         ]
         with torch.inference_mode(), precision.context():
             if beside:
-                runs = ((objective, model), *(each[:2] for each in beside))
+                runs = ((objective, model), *(other[:2] for other in beside))
                 asked = [(*run, view) for run, view in zip(runs, views, strict=True)]
                 predicted = objective.predictions_together(asked)
             else:

@@ -47,12 +47,12 @@ def with_gradients(
         outputs: `objective.outputs` of each.
         counted: Whether each is a part of the step; others only keep step, and get zeros.
     """
-    own = torch.cat(
+    local_outputs = torch.cat(
         [out[:0] if not is_in else out for out, is_in in zip(outputs, counted, strict=True)]
     )
     everyone = [
-        own.detach(),
-        *(_joined(views, key, counted).to(own.device) for key in objective.compares),
+        local_outputs.detach(),
+        *(_joined(views, key, counted).to(local_outputs.device) for key in objective.compares),
     ]
     by_process = [distributed.all_gather_rows(values) for values in everyone]
     begin = sum(map(len, by_process[0][: distributed.rank()]))

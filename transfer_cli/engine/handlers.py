@@ -226,9 +226,9 @@ def _compared(
     metric: Metric, measures: Mapping[str, float], step: int, average: Average | None
 ) -> tuple[str, dict[str, tuple[float, float | None]]]:
     """Return which weights are better, and the monitored value and the loss of each."""
-    each = {PLAIN: measures} if average is None else by_weights(measures)
+    scores = {PLAIN: measures} if average is None else by_weights(measures)
     judged: dict[str, tuple[float, float | None]] = {}
-    for weights, measured in each.items():
+    for weights, measured in scores.items():
         # A correlation with equal answers is not defined, so not measured.
         value = measured.get(metric.name, metric.worst)
         if math.isnan(value):
@@ -239,7 +239,7 @@ def _compared(
         judged[weights] = value, measured.get(LOSS.name)
     places = {weights: _place(metric, *values) for weights, values in judged.items()}
     if average is not None:
-        average.note(step, each, places)
+        average.note(step, scores, places)
     return min(places, key=places.__getitem__), judged  # of equal ones the plain, which come first
 
 

@@ -295,7 +295,7 @@ class TrainStep:
         """Return each loss's view of its stream's batch, before it is moved to the device."""
         noise = ExampleNoise(self._seed, "train", step)
         main, views = self.losses[0], dict[str, Batch]()
-        for loss in (each for each in self.losses if each.stream in micro):
+        for loss in (candidate for candidate in self.losses if candidate.stream in micro):
             shares = loss.objective.reads_main_view and loss.stream == main.stream
             views[loss.name] = (
                 views[main.name] if shares else loss.objective.prepare(micro[loss.stream], noise)
@@ -323,8 +323,10 @@ class TrainStep:
             with self._forward.accumulating(last=False), self._precision.context(), torch.no_grad():
                 outputs.append(self._forward(partial(outputs_of, view=view))["outputs"])
         counted = [not isinstance(micro[main.stream], IdleBatch) for micro in micro_batches]
-        own = with_gradients(objective, [views[main.name] for views in ready], outputs, counted)
-        return [{**views, main.name: view} for views, view in zip(ready, own, strict=True)]
+        main_views = with_gradients(
+            objective, [views[main.name] for views in ready], outputs, counted
+        )
+        return [{**views, main.name: view} for views, view in zip(ready, main_views, strict=True)]
 
     def _is_compared(self, ready: Sequence[Mapping[str, Batch]]) -> bool:
         """Return whether the main loss compares examples that do not pass at once, here."""

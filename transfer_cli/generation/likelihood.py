@@ -191,8 +191,8 @@ def _batched(
     with progress("scoring", len(rows), "texts") as more:
         for first in range(0, len(order), batch):
             numbers = np.array(order[first : first + batch])
-            for part, found in in_halves(numbers, lambda some: read([rows[n] for n in some])):
-                results |= zip(part.tolist(), found, strict=True)
+            for part, readings in in_halves(numbers, lambda some: read([rows[n] for n in some])):
+                results |= zip(part.tolist(), readings, strict=True)
             more(len(numbers))
     return [results[number] for number in range(len(rows))]
 

@@ -403,19 +403,21 @@ class TwoStackFamily(Family):
     def backbone(self, shape: BackboneShape) -> list[Rule]:
         shared = {f"backbone.{ours}": theirs for ours, theirs in self.outside.items()}
         rules = self._rules(shared, shape)
-        for stack, own in zip(_STACKS, shape.stacks, strict=True):
+        for stack, stack_shape in zip(_STACKS, shape.stacks, strict=True):
             there, here = f"{stack}.", f"backbone.{stack}."
-            rules += with_prefix(self._rules(self.of_stack, own), there, here)
-            block = self._rules(self.inside_of(own, decodes=stack == "decoder"), own)
-            for number in range(own.depth):
+            rules += with_prefix(self._rules(self.of_stack, stack_shape), there, here)
+            block = self._rules(
+                self.inside_of(stack_shape, decodes=stack == "decoder"), stack_shape
+            )
+            for number in range(stack_shape.depth):
                 theirs = f"{there}{self.blocks}.{number}."
                 rules += with_prefix(block, theirs, f"{here}blocks.{number}.")
         return rules
 
     def is_beyond(self, name: str, shape: BackboneShape) -> bool:
         return any(
-            self._block_number(name, f"{stack}.{self.blocks}") >= own.depth
-            for stack, own in zip(_STACKS, shape.stacks, strict=True)
+            self._block_number(name, f"{stack}.{self.blocks}") >= stack_shape.depth
+            for stack, stack_shape in zip(_STACKS, shape.stacks, strict=True)
         )
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:

@@ -68,7 +68,7 @@ def write_gguf(ours: Ours, folder: Path, family: str | None, name: str) -> Targe
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    again = {each.name: each.data for each in gguf.GGUFReader(path).tensors}
+    again = {entry.name: entry.data for entry in gguf.GGUFReader(path).tensors}
     damaged = [
         name
         for name, tensor in tensors.items()

@@ -71,18 +71,18 @@ def published_tensors(tensors: Mapping[str, Tensor], target: Target) -> dict[str
     return given
 
 
-def write_beside_graph(ours: Ours, folder: Path, own: Family | None) -> str:
+def write_beside_graph(ours: Ours, folder: Path, preferred: Family | None) -> str:
     """Write `config.json` and the tokenizer's files beside a graph, as optimum looks for them.
 
     Returns what the hub calls its task.
 
-    The config is that of the family which the model has, `own` first; where none has its shape, it
-    names one that reads in its direction, with the sizes. The graph alone is computed.
+    The config is that of the family which the model has, `preferred` first; where none has its
+    shape, it names one that reads in its direction, with the sizes. The graph alone is computed.
     """
     known, shape = families(), ours.shape
     fitting = [f for f in known.values() if not f.misfits(shape, ours.tokenizer)]
-    if own is not None or fitting:
-        family = own or fitting[0]
+    if preferred is not None or fitting:
+        family = preferred or fitting[0]
         config = family.config(shape)
     else:
         family = known["gpt2" if shape.direction == "causal" else "bert"]

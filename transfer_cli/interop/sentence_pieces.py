@@ -49,8 +49,8 @@ def model_class() -> type[Any]:
             )  # fmt: skip
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    found: type[Any] = message_factory.GetMessageClass(pool.FindMessageTypeByName("pieces.Model"))
-    return found
+    model: type[Any] = message_factory.GetMessageClass(pool.FindMessageTypeByName("pieces.Model"))
+    return model
 
 
 def unigrams_in(path: Path, sentinels: int) -> tokenizers.Tokenizer:
@@ -66,7 +66,7 @@ def unigrams_in(path: Path, sentinels: int) -> tokenizers.Tokenizer:
     if not model.pieces or model.trainer_spec.model_type not in (0, UNIGRAM):
         raise DataError(f"{path} holds no unigrams; take a folder with a tokenizer.json.")
     extra = [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
-    scores = [(each.piece, each.score) for each in model.pieces]
+    scores = [(piece.piece, piece.score) for piece in model.pieces]
     scores += [(name, 0.0) for name in extra]
     unknown = model.trainer_spec.unk_id
     backend = tokenizers.Tokenizer(models.Unigram(scores, unk_id=unknown, byte_fallback=False))
@@ -76,7 +76,7 @@ def unigrams_in(path: Path, sentinels: int) -> tokenizers.Tokenizer:
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
     backend.decoder = decoders.Metaspace()
-    control = [each.piece for each in model.pieces if each.type not in (0, _TEXT)]
+    control = [piece.piece for piece in model.pieces if piece.type not in (0, _TEXT)]
     backend.add_special_tokens([*control, *extra])
     end = backend.token_to_id(_END)
     if end is None:

@@ -30,13 +30,13 @@ class _FeedForwardField(ConfigPart):
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         known = {name: name for name in _FEED_FORWARDS}
-        found = _FEED_FORWARDS[settings.one_of("feed_forward_proj", known, self.default)]
-        return dict(zip(("feedforward_kind", "activation"), found, strict=True))
+        values = _FEED_FORWARDS[settings.one_of("feed_forward_proj", known, self.default)]
+        return dict(zip(("feedforward_kind", "activation"), values, strict=True))
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
         wanted = shape.feedforward_kind, shape.activation
         return {
-            "feed_forward_proj": next(n for n, each in _FEED_FORWARDS.items() if each == wanted)
+            "feed_forward_proj": next(n for n, values in _FEED_FORWARDS.items() if values == wanted)
         }
 
 

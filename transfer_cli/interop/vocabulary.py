@@ -112,18 +112,18 @@ def chat_template_in(folder: Path) -> ChatTemplate | None:
     A file goes before the options; of several templates, the one called default is meant.
     """
     options, file = _object(folder / OPTIONS), folder / CHAT_TEMPLATE
-    found = options.get("chat_template")
-    if isinstance(found, list):
-        named = {each.get("name"): each for each in found if isinstance(each, dict)}
-        found = named.get("default", {}).get("template")
+    template = options.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry for entry in template if isinstance(entry, dict)}
+        template = named.get("default", {}).get("template")
     if file.is_file():
         with raised_as(DataError, f"{file}: ", OSError, ValueError):
-            found = read_text(file, MAX_TEMPLATE_BYTES)
-    if not isinstance(found, str):
+            template = read_text(file, MAX_TEMPLATE_BYTES)
+    if not isinstance(template, str):
         return None
     parts = {**_object(folder / SPECIAL), **options}
     tokens = {key: _name(part) for key, part in parts.items() if key.endswith("_token")}
-    return ChatTemplate(found, tokens, where=f"the chat template of {folder}")
+    return ChatTemplate(template, tokens, where=f"the chat template of {folder}")
 
 
 def longest_input(folder: Path) -> int | None:

@@ -100,7 +100,7 @@ class EncoderDecoder(Backbone):
         counted.source_moves = of_source.through(self.encoder, unit, moves=moves)
         embeds = counted.trains(self.token_embedding, self.new_rows)
         counted.source_moves = counted.source_moves or embeds
-        counted.prices |= {f"{SOURCE}{name}": each for name, each in of_source.prices.items()}
+        counted.prices |= {f"{SOURCE}{name}": price for name, price in of_source.prices.items()}
         return counted.through(self.decoder, unit, moves=moves or embeds)
 
 

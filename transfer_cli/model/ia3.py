@@ -17,7 +17,7 @@ def add_ia3(block: Block) -> None:
     if any(isinstance(module, Factors) for module in block.modules()):
         raise ValueError("it has the factors of (IA)3 already; one such edit is enough")
     for attention in block.attentions:
-        name, rows = next(each for each in attention.projections.items() if "key" in each[1])
+        name, rows = next(pair for pair in attention.projections.items() if "key" in pair[1])
         layer = edited(getattr(attention, name))
         for part in ("key", "value"):
             layer.factors[part] = Factors(rows[part]).to(layer.weight)

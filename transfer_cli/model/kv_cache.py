@@ -59,7 +59,7 @@ class LayerKVCache:
             keys, values = (_selected(states, rows_N, self._filled) for states in self._both)
             self._both = keys, values
         if self.of_source is not None:
-            key, value = (_selected(each, rows_N, each.shape[2]) for each in self.of_source)
+            key, value = (_selected(states, rows_N, states.shape[2]) for states in self.of_source)
             self.of_source = key, value
         if self._beside is not None:
             self._beside.select(rows_N)

@@ -126,7 +126,7 @@ def add_lora(
 
     for attention in block.attentions:
         for name, rows in attention.projections.items():
-            parts: dict[str, slice] = {n: each for n, each in rows.items() if n in targets}
+            parts: dict[str, slice] = {n: part for n, part in rows.items() if n in targets}
             if parts:
                 setattr(attention, name, with_updates(getattr(attention, name), parts))
         if "output" in targets:

@@ -44,10 +44,10 @@ class PrefixAttention(Added):
     def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
         """Count scores, then sums of values; of both, what is learnt and what it multiplies."""
         _, length, head_width = self.key.shape
-        size, own = self.gate.numel() * length * head_width, counted.trains(self)
-        counted.add(PLACE, size, moves=moves, trains=moves or own)
-        counted.add(PLACE, size, moves=moves or own, trains=moves or own)
-        return moves or own
+        size, trains = self.gate.numel() * length * head_width, counted.trains(self)
+        counted.add(PLACE, size, moves=moves, trains=moves or trains)
+        counted.add(PLACE, size, moves=moves or trains, trains=moves or trains)
+        return moves or trains
 
     def forward(self, query_BHTW: Tensor) -> Tensor:
         """Return what is added to the mixed values, `[B, H, T, W]`."""

@@ -47,7 +47,7 @@ class Products:
     def trains(self, *parts: nn.Module | Tensor | None) -> bool:
         """Return whether anything in these parts trains."""
         parameters = (p.parameters() if isinstance(p, nn.Module) else [p] for p in parts)
-        return any(id(each) in self._trained for some in parameters for each in some)
+        return any(id(parameter) in self._trained for some in parameters for parameter in some)
 
     def add(self, unit: str, size: int, *, moves: bool, trains: bool) -> None:
         """Count a product of `size` numbers for each unit with a state."""

@@ -184,7 +184,7 @@ class UnitObjective(Answering):
         scores, target = self.judged_units(self._once(model, batch, encoded), batch)
         calibrated = self.calibrated(scores)
         if "temperature" in fitted:
-            both = (confidence.reliability(each, target) for each in (scores, calibrated))
+            both = (confidence.reliability(version, target) for version in (scores, calibrated))
             sums["reliability"] = torch.stack([*both])
         answers = self.judged_answers(calibrated, target)
         sums["curve"] = confidence.curve(*answers)

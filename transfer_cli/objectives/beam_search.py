@@ -98,11 +98,11 @@ class BeamSearch:
             values_NK, tokens_NK = self._candidates(logits_BV, texts, allowed_V, first)
             rows, tokens, first_row = list[int](), list[int](), 0
             for text in texts:
-                own = slice(first_row, first_row + len(text.open))
-                kept = text.grow(values_NK[own], tokens_NK[own])
+                span = slice(first_row, first_row + len(text.open))
+                kept = text.grow(values_NK[span], tokens_NK[span])
                 rows += [first_row + row for row, _ in kept]
                 tokens += [token for _, token in kept]
-                first_row = own.stop
+                first_row = span.stop
             if not rows:
                 return [text.best for text in texts]
             device = logits_BV.device

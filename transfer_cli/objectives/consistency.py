@@ -98,13 +98,13 @@ class Consistency(OfMainHead):
         rows, places = list[Example](), dict[str, tuple[int, int]]()
         for split in splits.values():
             data, task = split.encoded, self.info.task
-            texts = [task.texts(each) if task is not None else () for each in data.examples]
-            if not self.main.units_are_examples or any(len(each) != 1 for each in texts):
+            texts = [task.texts(example) if task is not None else () for example in data.examples]
+            if not self.main.units_are_examples or any(len(parts) != 1 for parts in texts):
                 raise ConfigError(
                     f"{key}: they are for examples of one text each; take "
                     f"losses.{self.info.name}.perturb"
                 )
-            keys = ["".join(each).strip() for each in texts]  # each is one text
+            keys = ["".join(parts).strip() for parts in texts]  # of one text each
             for text in keys:
                 if text in known and text not in places:
                     places[text] = len(rows), len(known[text])
@@ -172,9 +172,9 @@ def _with_drawn(
         return copies
     others = encoded.batch(row_N.numpy())
     width = max(copies[0].shape[1], others["tokens"].shape[1])
-    found = []
+    drawn = []
     for copy_BT, other_NT in zip(copies, (others["tokens"], others["mask"]), strict=True):
         copy_BT = F.pad(copy_BT, (0, width - copy_BT.shape[1]))
         copy_BT[count_B > 0] = F.pad(other_NT, (0, width - other_NT.shape[1]))
-        found.append(copy_BT)
-    return found[0], found[1]
+        drawn.append(copy_BT)
+    return drawn[0], drawn[1]

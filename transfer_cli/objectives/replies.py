@@ -129,11 +129,11 @@ class Continued:
     def searched(self, search: BeamSearch, end: int, vocabulary: Tokenizer) -> Tensor:
         """Return the likeliest texts that are found, `[R, most]`, filled up with their end."""
         allowed_V = without_special(torch.zeros(1, vocabulary.size), vocabulary, end)[0] == 0
-        found = self.found(search, vocabulary, ends=[end], allowed_V=allowed_V)
+        texts = self.found(search, vocabulary, ends=[end], allowed_V=allowed_V)
         row = torch.zeros(1, dtype=torch.long, device=self._device)
         while self._is_shared and self._read < self._most - 1:
             self.next(row, row)
-        filled = [[*tokens, *[end] * (self._most - len(tokens))] for tokens in found]
+        filled = [[*tokens, *[end] * (self._most - len(tokens))] for tokens in texts]
         return torch.tensor(filled, device=self._device)
 
     @property

@@ -208,12 +208,12 @@ class DistilLM(WithTeachers):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term, summed over its positions, in float32; losses are in nats."""
-        own = self.language_model.loss_sums(model, batch, encoded)
-        return own | self._compared(model, batch, encoded)
+        sums = self.language_model.loss_sums(model, batch, encoded)
+        return sums | self._compared(model, batch, encoded)
 
     def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
-        own = self.language_model.metric_sums(model, batch, encoded)
-        return own | self._compared(model, batch, encoded)
+        sums = self.language_model.metric_sums(model, batch, encoded)
+        return sums | self._compared(model, batch, encoded)
 
     def _compared(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the terms of the teachers."""

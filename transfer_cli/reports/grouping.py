@@ -247,7 +247,7 @@ def _data_name(run: Run) -> str:
     preset = run.settings.get("data")
     source = run.settings.get("data.train")
     sources = source if isinstance(source, list) else [source]
-    file = listed((PurePosixPath(each).name for each in sources if isinstance(each, str)), 1)
+    file = listed((PurePosixPath(path).name for path in sources if isinstance(path, str)), 1)
     if preset is None:
         kind = str(run.settings.get("data._target_", "unknown data")).rpartition(".")[2]
         return printable(f"{kind} {file}" if file else kind)

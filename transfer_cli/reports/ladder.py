@@ -117,23 +117,23 @@ def _words(fit: Fit) -> str:
     parts = zip("C" if len(law.units) == 1 else "ND", law.units, law.scales[0], law.exponents[0],
                 strict=True)  # fmt: skip
     terms = (f"{scale:.3g} ({of}/{unit:.2g})^-{power:.3g}" for of, unit, scale, power in parts)
-    each = ", ".join(f"{low:.3g} to {high:.3g}" for low, high in ends)
+    intervals = ", ".join(f"{low:.3g} to {high:.3g}" for low, high in ends)
     return (
-        f"{' + '.join([f'{law.floors[0]:.3g}', *terms])}; floor and exponent 95 % {each}; "
+        f"{' + '.join([f'{law.floors[0]:.3g}', *terms])}; floor and exponent 95 % {intervals}; "
         f"runs are {fit.deviation:.3f} from it"
     )
 
 
 def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
     for run in learnt(runs):
-        found: list[Any] = [
+        numbers: list[Any] = [
             run.settings.get(_DEPTH), run.results.flops, run.results.parameters.total,
             run.results.seen.tokens, run.timing.get("seconds"), run.results.by_name.get(_LOSS),
         ]  # fmt: skip
-        if all(is_number(value) and 0 < value < math.inf for value in found):
+        if all(is_number(value) and 0 < value < math.inf for value in numbers):
             known = [nested(run.results.more, "prediction", key) for key in ("loss", "low", "high")]
             prediction = Prediction(*known) if all(map(is_number, known)) else None
-            depth, operations, parameters, tokens, seconds, loss = map(float, found)
+            depth, operations, parameters, tokens, seconds, loss = map(float, numbers)
             yield Rung(run.name, depth, operations, parameters, tokens, seconds, loss, prediction)
 
 

@@ -75,7 +75,7 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
     asked = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
     known = dict.fromkeys(measure for group in task.groups for measure in group.measures)
     slice_of = f"{split}/accuracy/slice/"
-    parts = [each for each in known if each.startswith(slice_of) or each == task.measure + UNSEEN]
+    parts = [key for key in known if key.startswith(slice_of) or key == task.measure + UNSEEN]
     shown = [*dict.fromkeys([*asked, *parts])]
     rows = [_row(task, group, shown) for group in task.groups]
     columns = [

@@ -117,13 +117,13 @@ def fitted(rungs: Sequence[Rung]) -> Fit:
     both = {(rung.parameters, f"{rung.tokens:.2g}") for rung in rungs}
     has_both = len({rung.parameters for rung in rungs}) < len(both)
     sizes = [[rung.parameters, rung.tokens] if has_both else [rung.operations] for rung in rungs]
-    size_of = [tuple(round(math.log(each), 2) for each in of) for of in sizes]
+    size_of = [tuple(round(math.log(amount), 2) for amount in of) for of in sizes]
     kinds, different = 1 + has_both, sorted(set(size_of))
     if len(different) < FEWEST_SIZES + 2 * (kinds - 1):
         raise NoLawError(
             f"{len(different)} sizes have a loss; a law takes {FEWEST_SIZES + 2 * (kinds - 1)}"
         )
-    is_of_KM = np.array([[each == size for each in size_of] for size in different], float)
+    is_of_KM = np.array([[other == size for other in size_of] for size in different], float)
     sizes_MS, loss_M = np.array(sizes), np.array([rung.loss for rung in rungs], float)
     counts_RM = np.random.default_rng(0).multinomial(
         len(loss_M), np.full(len(loss_M), 1 / len(loss_M)), 20 * _RESAMPLES[kinds]
@@ -149,11 +149,11 @@ def _fits(sizes_MS: Floats, loss_M: Floats, counts_RM: Floats) -> Laws:
     coarse = np.geomspace(*_EXPONENTS, _STEPS)
     # Twice the distance of two of the coarse ones, to both sides.
     fine = np.geomspace(coarse[0] / coarse[2], coarse[2] / coarse[0], _STEPS)
-    found = []
+    fits = []
     for counts_M in counts_RM:
         near_S, _ = _best(sizes_MS / units_S, loss_M, counts_M, [coarse] * len(units_S))
-        found.append(_best(sizes_MS / units_S, loss_M, counts_M, [near * fine for near in near_S]))
-    exponents_RS, found_RP = (np.array(column) for column in zip(*found, strict=True))
+        fits.append(_best(sizes_MS / units_S, loss_M, counts_M, [near * fine for near in near_S]))
+    exponents_RS, found_RP = (np.array(column) for column in zip(*fits, strict=True))
     return Laws(found_RP[:, 0], found_RP[:, 1:], exponents_RS, units_S)
 
 

@@ -115,7 +115,7 @@ def confused(labels: Sequence[str], confusion: Counts) -> str:
         for said, count in enumerate(row)
         if count and said != at
     ]
-    wrong.sort(key=lambda each: -each[0])
+    wrong.sort(key=lambda mistake: -mistake[0])
     return "; ".join(
         f"{label} taken for {said} {count:,} of {whole:,} times ({100 * count / whole:.0f} %)"
         for count, label, said, whole in wrong[:_MOST_CONFUSED]

@@ -89,7 +89,7 @@ class Service:
     ) -> None:
         self.draining, self.in_flight = False, 0
         self._limits, self._token, self._origins = limits, token, origins
-        self._hosts = {*LOOPBACK, *(each.partition("://")[2] for each in origins)}
+        self._hosts = {*LOOPBACK, *(origin.partition("://")[2] for origin in origins)}
         self._is_local = is_local
         self._metrics = Metrics()
         self._models = {name: self._served(name, model) for name, model in models.items()}
@@ -103,7 +103,7 @@ class Service:
             "embed": Kind(lambda texts: model.embed(texts).tolist(), limits.batch),
             "generate": Kind(lambda streams: [stream.run() for stream in streams], 1),
         }
-        return Served(name, model, worker, {each: kinds[each] for each in model.abilities})
+        return Served(name, model, worker, {ability: kinds[ability] for ability in model.abilities})
 
     @property
     def names(self) -> list[str]:
@@ -232,7 +232,7 @@ class Service:
             "task": None if task is None else task.name,
             "abilities": [*served.kinds],
             "labels": [*served.model.labels],
-            "inputs": [each._asdict() for each in inputs_of(task, served.kinds)],
+            "inputs": [field._asdict() for field in inputs_of(task, served.kinds)],
         })  # fmt: skip
 
     async def _measures(self, request: Request) -> Response:
@@ -255,7 +255,7 @@ class Service:
             raise HTTPException(400, f"the body: expected a JSON object; {error}") from error
         served = self._named(asked.get("model"))
         if kind not in served.kinds:
-            can = listed(f"/{each}" for each in served.kinds)
+            can = listed(f"/{ability}" for ability in served.kinds)
             raise HTTPException(404, f"/{kind}: {served.name} cannot; it answers {can}")
         return served, asked
 

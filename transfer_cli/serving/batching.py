@@ -85,7 +85,7 @@ class Worker:
             job.answers.set_result([])
         with self._changed:
             if len(self._waiting) + len(texts) > self._most_waiting:
-                self._waiting = deque(each for each in self._waiting if not each[0].answers.done())
+                self._waiting = deque(pair for pair in self._waiting if not pair[0].answers.done())
             if len(self._waiting) + len(texts) > self._most_waiting:
                 raise QueueFullError
             self._waiting.extend((job, at) for at in range(len(texts)))
@@ -108,10 +108,10 @@ class Worker:
                 self._changed.wait_for(lambda: len(self._waiting) >= kind.most, self._wait_s)
             batch: list[tuple[Job, int]] = []
             others: deque[tuple[Job, int]] = deque()
-            for each in self._waiting:
-                if not each[0].answers.done():
-                    fits = each[0].kind is kind and len(batch) < kind.most
-                    (batch if fits else others).append(each)
+            for pair in self._waiting:
+                if not pair[0].answers.done():
+                    fits = pair[0].kind is kind and len(batch) < kind.most
+                    (batch if fits else others).append(pair)
             self._waiting = others
             return batch
 
@@ -124,9 +124,9 @@ class Worker:
                 jobs[0].settle(error)
             else:  # whose text it was is found out, so that the others have their answers
                 for job in jobs:
-                    self._answer([each for each in batch if each[0] is job])
+                    self._answer([pair for pair in batch if pair[0] is job])
             return
         for (job, at), answer in zip(batch, answers, strict=True):
             job.answered[at] = answer
             if len(job.answered) == len(job.texts):
-                job.settle([job.answered[each] for each in range(len(job.texts))])
+                job.settle([job.answered[place] for place in range(len(job.texts))])

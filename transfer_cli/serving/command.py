@@ -43,7 +43,7 @@ def serve(config: ServeConfig) -> None:
 
 def _names(run: Any) -> dict[str, str]:
     """Return what models are called in requests: the last part of a path if no other has it."""
-    paths = [str(each) for each in (run if isinstance(run, list) else [run])]
+    paths = [str(entry) for entry in (run if isinstance(run, list) else [run])]
     if not paths or len({*paths}) < len(paths):
         raise ConfigError(f"run: expected a run, or several different ones, got {run!r}")
     last = [Path(path).expanduser().resolve().name for path in paths]
@@ -82,12 +82,12 @@ def _token(file: str | None) -> str | None:
 
 def _origins(given: Any) -> list[str]:
     origins = given if isinstance(given, list) else [] if given is None else [given]
-    for each in origins:
-        if not isinstance(each, str) or not each.startswith(("http://", "https://")):
+    for origin in origins:
+        if not isinstance(origin, str) or not origin.startswith(("http://", "https://")):
             raise ConfigError(
-                f"serve.origins: expected such as [https://example.com], got {each!r}"
+                f"serve.origins: expected such as [https://example.com], got {origin!r}"
             )
-    return [each.rstrip("/") for each in origins]
+    return [origin.rstrip("/") for origin in origins]
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -313,11 +313,11 @@ def _words(params: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def _difference(begun: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     for key in ("objective", "direction"):
-        if found.get(key) != asked[key]:
-            return f"its {key} is {found.get(key)}, not {asked[key]}"
-    theirs, ours = found.get("space", {}), asked["space"]
+        if begun.get(key) != asked[key]:
+            return f"its {key} is {begun.get(key)}, not {asked[key]}"
+    theirs, ours = begun.get("space", {}), asked["space"]
     for key in sorted({*theirs, *ours}):
         if key not in ours:
             return f"it searches {key}, too"

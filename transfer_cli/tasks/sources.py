@@ -85,7 +85,7 @@ class LabelledSource(TaskData):
         say_overlap(splits, keys, where, task.texts)
         say_near(splits, keys, where, task.equal_by)
         seen = {
-            name: np.flatnonzero(equal_texts.found(of_split, keys["train"])).tolist()
+            name: np.flatnonzero(equal_texts.are_among(of_split, keys["train"])).tolist()
             for name, of_split in keys.items()
             if name != "train"
         }
@@ -263,11 +263,11 @@ class LabelledFiles(LabelledSource):
         """Return the labels of training examples, in the order of their numbers."""
         return ()
 
-    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """Return the examples in files, by split; labels are those of the first split.
 
         Args:
-            own: The columns of the table that a run was trained on.
+            columns: Those of the table that a run was trained on.
         """
         splits = {
             name: list(chain.from_iterable(map(self.read, files))) for name, files in paths.items()
@@ -288,10 +288,10 @@ class LabelledFiles(LabelledSource):
     def given(self, data_dir: Path) -> LabelledData:
         return self.examples(self.paths)
 
-    def whole(self, own: Wanted) -> LabelledData:
+    def whole(self, columns: Wanted) -> LabelledData:
         """Return all examples of the training files as one split, `input`, to score a run on."""
         files = self.files_of(self.train, INPUT)
-        data = self.examples({INPUT: files}, own)
+        data = self.examples({INPUT: files}, columns)
         part_of = {INPUT: Whole(listed(files, 1), len(data.splits[INPUT]), ()), **data.part_of}
         return replace(data, files={"train": files}, part_of=part_of)
 
@@ -490,7 +490,7 @@ def say_near(
     looked_at = np.sort(first)[: equal_texts.MOST_COMPARED]
     examples = list(chain.from_iterable(splits[name] for name in names))
     compared = [texts(examples[at]) for at in looked_at]
-    near = equal_texts.nearly_equal([" / ".join(each) for each in compared])
+    near = equal_texts.nearly_equal([" / ".join(parts) for parts in compared])
     if near:
         one, other = near[0]
         log.info(

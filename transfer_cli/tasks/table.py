@@ -160,15 +160,15 @@ class Table(LabelledFiles):
             wrong = f"{min(map(str, both))!r} is the column of a text" if both else "name each once"
             raise ValueError(f"label is {self.label!r}: {wrong}.")
 
-    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; other files are read from the columns of the first if they can."""
         keys = "" if INPUT in paths else "data."
         tables: dict[str, list[TableRows]] = {}
         for split, files in paths.items():
             tables[split] = []
             for path in files:
-                table = self._rows(path, own, keys, is_only=len(files) == 1)
-                own = next(chain(*tables.values(), [table])).columns.asked()
+                table = self._rows(path, columns, keys, is_only=len(files) == 1)
+                columns = next(chain(*tables.values(), [table])).columns.asked()
                 table.check_like(next(iter(tables[split]), table), replace(self.columns, keys=keys))
                 tables[split].append(table)
         say_skipped([table.skipped for table in chain(*tables.values())])
@@ -296,8 +296,8 @@ class Table(LabelledFiles):
             raise readers.unknown_format(path, keys)
         return table_format
 
-    def _rows(self, path: Path, own: Wanted, keys: str, *, is_only: bool) -> TableRows:
-        """Return the rows of a file, from the columns `own` of another file if it has them."""
+    def _rows(self, path: Path, other: Wanted, keys: str, *, is_only: bool) -> TableRows:
+        """Return the rows of a file, from the columns `other` of another file if it has them."""
         asked = replace(self.columns, keys=keys)
         skipped = Skipped(str(path))
         file = None if is_only else str(path)
@@ -305,7 +305,7 @@ class Table(LabelledFiles):
             open_table(path, self._format_of(path, keys), self._layout, asked) as table,
             progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
         ):
-            columns = table.columns(asked, own)
+            columns = table.columns(asked, other)
             labels: dict[str, str] = {}
             read = partial(self.row_of, columns=columns, name=str(path), labels=labels)
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")

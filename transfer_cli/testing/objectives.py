@@ -125,7 +125,7 @@ def sums_add_up_over_halves(case: ObjectiveCase) -> None:
     if isinstance(case.objective, Answering) and is_compared:
         encoded = [Encoding(case.model, half) for half in halves]
         both = zip(halves, encoded, strict=True)
-        outputs = [case.objective.outputs(case.model, *each).detach() for each in both]
+        outputs = [case.objective.outputs(case.model, *pair).detach() for pair in both]
         halves = with_gradients(case.objective, halves, outputs, [True, True])
     losses = [_losses(case, half) for half in halves]
     if is_compared:
@@ -141,7 +141,7 @@ def _same_gradient(
     case: ObjectiveCase, whole: dict[str, Tensor], parts: list[dict[str, Tensor]]
 ) -> None:
     weights = list(case.model.backbone.parameters())
-    sums = [torch.stack([*each.values()]).sum() for each in (whole, *parts)]
+    sums = [torch.stack([*losses.values()]).sum() for losses in (whole, *parts)]
     of_whole, *of_parts = (
         torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
         for total in sums

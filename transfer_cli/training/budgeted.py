@@ -78,13 +78,13 @@ def within_budget(
         spent = of_main(time.perf_counter() - line.began)
         aside = ASIDE_SECONDS + 2 * of_main(shop.drawing)
         left = (1 - ASIDE_SHARE) * (left - spent - aside)
-    found = shop.offers(left, prices)
-    if not found:
+    offers = shop.offers(left, prices)
+    if not offers:
         raise ConfigError(
             f"budget: {config.budget} is too short to train on this text and to score it; give "
             "more, or fewer texts for validation (data.validation)"
         )
-    best, values = found[0], dict[str, Any]()
+    best, values = offers[0], dict[str, Any]()
     if budget.unit == "s":
         # Once more at its own batch: it may lie between the depths that were measured.
         began = time.perf_counter()
@@ -92,7 +92,7 @@ def within_budget(
         left -= of_main(time.perf_counter() - began)
         best = next(iter(shop.offers(left, {best.depth: price})), best)
         values["loop.minutes"] = round((left - FORWARD * price * shop.corpus.scored) / 60, 3)
-    _say(config.budget, best, found, shop)
+    _say(config.budget, best, offers, shop)
     twice = shop.offers(left + budget.amount, prices)[0]
     log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
              twice.loss, twice.depth, twice.tokens / 1e6)  # fmt: skip
@@ -100,7 +100,7 @@ def within_budget(
     return redialled(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed), line
 
 
-def _say(budget: str, best: Offer, found: Sequence[Offer], shop: "_Shop") -> None:
+def _say(budget: str, best: Offer, offers: Sequence[Offer], shop: "_Shop") -> None:
     epochs, repeats = best.tokens / shop.corpus.tokens, ""
     if epochs > WORTH_NEW:
         repeats = (
@@ -108,8 +108,8 @@ def _say(budget: str, best: Offer, found: Sequence[Offer], shop: "_Shop") -> Non
         )
     log.info("budget: %s: depth %d and %.3gM tokens, %.3g epochs%s", budget, best.depth,
              best.tokens / 1e6, epochs, repeats)  # fmt: skip
-    rest = [each for each in found if each.depth != best.depth][:3]
-    others = "".join(f", {each.loss:.3f} with depth {each.depth}" for each in rest)
+    rest = [offer for offer in offers if offer.depth != best.depth][:3]
+    others = "".join(f", {offer.loss:.3f} with depth {offer.depth}" for offer in rest)
     log.info("budget: a loss of %.3f a token is foreseen by %s%s", best.loss, shop.by, others)
 
 
@@ -155,8 +155,8 @@ class _Shop:
             size = self._parameters(depth)
             known[depth] = self.price(depth, max(1.0, amount / (guess * size)))
             guess = known[depth] / size
-            found = self.offers(amount, known)
-            if not found or found[0].depth < depth:
+            offers = self.offers(amount, known)
+            if not offers or offers[0].depth < depth:
                 break
         return between_depths(known)
 
@@ -215,6 +215,6 @@ def _key(plan: Blueprint) -> str:
 
 def _speeds_in(place: Path) -> dict[str, float]:
     with suppress(OSError, UnreadableError):
-        found = read_json(place)
-        return found if isinstance(found, dict) else {}
+        speeds = read_json(place)
+        return speeds if isinstance(speeds, dict) else {}
     return {}

@@ -81,7 +81,7 @@ class Work:
 
     def _passes(self, *splits: str) -> float:
         """Return the seconds in which all texts of splits pass through the model once."""
-        return self.scoring * sum(self.texts.get(each, 0) for each in splits)
+        return self.scoring * sum(self.texts.get(split, 0) for split in splits)
 
     @property
     def end(self) -> float:
@@ -211,12 +211,12 @@ class _Model:
     @property
     def parameters(self) -> int:
         """How many parameters it has."""
-        return sum(each.numel() for each in self._full.model.parameters())
+        return sum(parameter.numel() for parameter in self._full.model.parameters())
 
     def composed(self, words: Sequence[str]) -> tuple[DictConfig, CommandLine]:
         """Return the config with further words typed, and all that is typed then."""
-        own = [] if self.name is None else [f"init_from={self.name}"]
-        return recomposed(self._config, self._line, [*own, *words])
+        start = [] if self.name is None else [f"init_from={self.name}"]
+        return recomposed(self._config, self._line, [*start, *words])
 
     def measure(self, budget: float) -> None:
         """Find out what a step of all weights takes, and where these do not pay one of LoRA."""
@@ -286,9 +286,11 @@ def recomposed(
     config: DictConfig, line: CommandLine, words: Sequence[str]
 ) -> tuple[DictConfig, CommandLine]:
     """Return the config of `finetune` with further words typed, and all that is typed then."""
-    own = [word for word in line.overrides if word.partition("=")[0] not in ("budget", "models")]
+    overrides = [
+        word for word in line.overrides if word.partition("=")[0] not in ("budget", "models")
+    ]
     typed = replace(line, overrides=(*line.overrides, *words))
-    made = composed("finetune", Request((*own, *words), config_dir=line.config_dir))
+    made = composed("finetune", Request((*overrides, *words), config_dir=line.config_dir))
     check(made.config, "finetune")
     kept = {key: config[key] for key in ("budget", "models", "devices")}
     if config.models is None:

@@ -36,9 +36,9 @@ def noting(split: Split) -> EachExample | None:
     return None
 
 
-def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Item]:
+def items_of(split: Split, data: Prepared, collector: EachExample | None) -> list[Item]:
     """Return what became of each example of a split, as `noting` has noted it; all call this."""
-    outcomes = each.gathered() if each is not None else []
+    outcomes = collector.gathered() if collector is not None else []
     if data.task is None:
         return [_item(split.name, outcome.index, [outcome], BLANK, "") for outcome in outcomes]
     encoded = split.encoded
@@ -83,8 +83,8 @@ def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) 
     tables = dict(scores.tables)
     if is_unseen.any():
         part = score(replace(split, order=rows[is_unseen]))
-        own = without_details(part.measures)
-        measures |= {f"{name}{UNSEEN}": value for name, value in own.items()}
+        part_measures = without_details(part.measures)
+        measures |= {f"{name}{UNSEEN}": value for name, value in part_measures.items()}
         tables |= {f"{name}{UNSEEN}": table for name, table in part.tables.items()}
     return replace(scores, measures=measures, tables=tables)
 
@@ -94,7 +94,7 @@ def labels_in(data: Prepared) -> dict[str, int]:
     if data.task is None or not data.labels:
         return {}
     examples = data.splits["train"].encoded.examples
-    counts = Counter(label for each in examples for label in data.task.counted_in(each))
+    counts = Counter(label for example in examples for label in data.task.counted_in(example))
     return {label: counts[label] for label in data.task.counted}
 
 
@@ -108,13 +108,13 @@ def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
         return None
     whole, others = (data.splits[name].encoded.examples for name in ("train", split))
     seen = frozenset(data.splits[split].seen)
-    unseen = [each for number, each in enumerate(others) if number not in seen]
+    unseen = [example for number, example in enumerate(others) if number not in seen]
     train, scored = _spread(whole), _spread(unseen or others)
     right = data.task.right_by_words(train, scored)
     if right is None:
         return None
     counts = {"right": right, "scored": len(scored), "trained_on": len(train), "of": len(whole)}
-    different = len({folded(data.task.equal_by(each)) for each in scored})
+    different = len({folded(data.task.equal_by(example)) for example in scored})
     if different < len(scored):
         counts["different"] = different
     return {"split": split, **counts}

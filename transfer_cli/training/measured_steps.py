@@ -37,11 +37,11 @@ def seconds_of_step(run: TrainingRun, most: float) -> float:
         run.streams, run.micro_batch, lambda: 0, sizes.mixture,
         rank=distributed.rank(), world_size=distributed.world_size(),
     )  # fmt: skip
-    each = list[float]()
+    seconds = list[float]()
     for number in range(min(sizes.total_steps, MEASURED_STEPS)):
         began = time.perf_counter()
         float(run.step(loader.at(number), number).total)  # waits for the device
-        each.append(time.perf_counter() - began)
-        if of_main(sum(each[1:])) > most:
+        seconds.append(time.perf_counter() - began)
+        if of_main(sum(seconds[1:])) > most:
             break
-    return statistics.mean(each[1:] or each)
+    return statistics.mean(seconds[1:] or seconds)

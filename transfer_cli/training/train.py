@@ -132,11 +132,13 @@ def _make(command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:
     return directory
 
 
-def _of_main(own: RunDirectory | None) -> RunDirectory | None:
+def _of_main(directory: RunDirectory | None) -> RunDirectory | None:
     """Return the run directory that the main process has, or has found not to be there."""
-    named = distributed.broadcast_text(str(own.path.absolute()) if own is not None else "")
+    named = distributed.broadcast_text(
+        str(directory.path.absolute()) if directory is not None else ""
+    )
     if distributed.is_main() or not named:
-        return own
+        return directory
     path, deadline = Path(named), time.monotonic() + SECONDS_TO_APPEAR
     while not path.is_dir():
         if time.monotonic() > deadline:

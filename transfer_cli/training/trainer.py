@@ -104,13 +104,13 @@ class SplitScorer:
         self._run = run
         self._progress = progress
 
-    def score(self, loss: Loss, split: Split, each: EachExample | None = None) -> Scores:
-        """Return what a loss measures; `each` notes what becomes of the examples."""
+    def score(self, loss: Loss, split: Split, collector: EachExample | None = None) -> Scores:
+        """Return what a loss measures; `collector` notes what becomes of the examples."""
         run, precision = self._run, self._run.blueprint.precision
         with self.diverging():
             return evaluate(
                 run.model, loss.objective, split,
-                batch=run.passing, precision=precision, each=each,
+                batch=run.passing, precision=precision, each=collector,
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -132,9 +132,11 @@ class SplitScorer:
     def noted(self, name: str) -> SplitScores:
         """Return the scores of a split with the same measures, and what became of its examples."""
         split = self._run.data.splits[name]
-        each = noting(split)
-        scores = self.score(self._run.blueprint.network.losses[0], split, each)
-        return SplitScores(replace(scores, measures=scores.measures | self._further(name)), each)
+        collector = noting(split)
+        scores = self.score(self._run.blueprint.network.losses[0], split, collector)
+        return SplitScores(
+            replace(scores, measures=scores.measures | self._further(name)), collector
+        )
 
     def _further(self, name: str) -> dict[str, float]:
         measures: dict[str, float] = {}
@@ -175,12 +177,12 @@ def with_fitted_answers(
     objective, scorer = loss.objective, SplitScorer(run, progress)
     if objective.fits_answers:
         split = run.data.splits["validation"]
-        each = validation.each if validation is not None else None
-        if each is None:
-            each = EachExample()
-            scorer.score(loss, split, each)
+        collector = validation.each if validation is not None else None
+        if collector is None:
+            collector = EachExample()
+            scorer.score(loss, split, collector)
         encoded = split.encoded
-        rows = {row.index: row.predicted for row in each.gathered()}
+        rows = {row.index: row.predicted for row in collector.gathered()}
         run = run.of_task(replace(task, fitted=task.fit(encoded, by_example(encoded, rows))))
     if isinstance(objective, UnitObjective):
         run = _with_confidence(run, scorer, loss, objective)
@@ -203,10 +205,10 @@ def _with_confidence(
     if not calibrates and objective.abstain is None:
         return run
     units = 1 if objective.units_are_examples else int(split.encoded.lengths.max())
-    each = EachExample("unit_results")
+    collector = EachExample("unit_results")
     some = some_of(split, MOST_SCORES // (units * max(4, len(task.labels))))
-    scorer.score(loss, replace(some, scorer=None), each)
-    rows = [row.predicted for row in each.gathered()]
+    scorer.score(loss, replace(some, scorer=None), collector)
+    rows = [row.predicted for row in collector.gathered()]
     scores, target = (
         pad_sequence(
             [torch.tensor(row[name]).float() for row in rows], batch_first=True, padding_value=fill
@@ -626,7 +628,9 @@ class Trainer:
             measures={name: of_split.measures for name, of_split in scores.items()},
             metrics=self._blueprint.network.metrics
             + tuple(
-                each for each in METRICS if any(each.name in s.measures for s in scores.values())
+                metric
+                for metric in METRICS
+                if any(metric.name in s.measures for s in scores.values())
             ),
             tables={name: of_split.tables for name, of_split in scores.items() if of_split.tables},
             labels=tuple(run.data.labels),

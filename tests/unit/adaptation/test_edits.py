@@ -237,8 +237,8 @@ def test_adapters_behind_and_beside_a_layer_combine_and_two_beside_it_do_not():
 def test_lora_touches_its_targets_only():
     model = edited(LoRA(targets=("query", "output")))
 
-    found = [name for name, module in model.named_modules() if isinstance(module, EditedLinear)]
-    assert found == [
+    names = [name for name, module in model.named_modules() if isinstance(module, EditedLinear)]
+    assert names == [
         f"backbone.blocks.{block}.attention.{part}"
         for block in range(3)
         for part in ("packed", "output")
@@ -370,11 +370,11 @@ def test_a_model_without_segments_learns_to_tell_speakers_apart():
 
     with torch.no_grad():
         backbone.new_segments.weight[1] = 0.5
-        found = backbone.embed(TOKENS, MASK.cumsum(1) - 1, speaker_BT)
+        embedded = backbone.embed(TOKENS, MASK.cumsum(1) - 1, speaker_BT)
         wanted = plain.embed(TOKENS, MASK.cumsum(1) - 1)
     without = backbone.embed(TOKENS, MASK.cumsum(1) - 1)
 
-    assert_close(found, wanted + 0.5 * speaker_BT[..., None])
+    assert_close(embedded, wanted + 0.5 * speaker_BT[..., None])
     assert torch.equal(without, wanted)
     assert backbone.num_segments == 2
 
@@ -415,10 +415,10 @@ def test_a_config_is_the_edit_that_it_names(name, edit):
 
 
 def test_every_edit_of_the_configs_is_tried_here():
-    found = {path.stem for path in (tiny.CONF / "adaptation" / "edits").glob("*.yaml")}
+    names = {path.stem for path in (tiny.CONF / "adaptation" / "edits").glob("*.yaml")}
 
     marks = test_a_config_is_the_edit_that_it_names.pytestmark
-    assert found == {name for name, _ in marks[0].args[1]}
+    assert names == {name for name, _ in marks[0].args[1]}
 
 
 # What an edit must account for.

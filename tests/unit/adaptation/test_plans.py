@@ -154,21 +154,21 @@ def test_top_blocks_train_with_the_heads(count, groups, wanted):
 
 
 def test_gradual_unfreezing_adds_a_layer_a_stage_from_the_top():
-    found = trains(GradualUnfreezing())
+    stages = trains(GradualUnfreezing())
 
-    assert found[0] == HEADS
-    assert found[1] == (*HEADS, "block.2")
-    assert found[-1] == (*HEADS, "block.2", "block.1", "block.0", "embeddings")
-    assert len(found) == 5
+    assert stages[0] == HEADS
+    assert stages[1] == (*HEADS, "block.2")
+    assert stages[-1] == (*HEADS, "block.2", "block.1", "block.0", "embeddings")
+    assert len(stages) == 5
     assert lengths(GradualUnfreezing()) == [AUTO, AUTO, AUTO, AUTO, REMAINDER]
     assert lengths(GradualUnfreezing("1 epoch"))[:2] == [Length(1, "epochs")] * 2
 
 
 def test_what_always_trains_gets_no_stage_of_its_own():
-    found = trains(GradualUnfreezing(always=("embeddings", "block.*/*norm*")))
+    stages = trains(GradualUnfreezing(always=("embeddings", "block.*/*norm*")))
 
-    assert found[0] == (*HEADS, "embeddings", "block.*/*norm*")
-    assert [stage[-1] for stage in found[1:]] == ["block.2", "block.1", "block.0"]
+    assert stages[0] == (*HEADS, "embeddings", "block.*/*norm*")
+    assert [stage[-1] for stage in stages[1:]] == ["block.2", "block.1", "block.0"]
 
 
 def test_added_modules_train_from_the_first_stage_on():
@@ -200,9 +200,9 @@ def test_chain_thaw_trains_new_layers_then_each_alone_then_all():
 
 
 def test_chain_thaw_can_train_the_head_in_every_stage():
-    found = trains(ChainThaw(with_new=True))
+    stages = trains(ChainThaw(with_new=True))
 
-    assert found == [HEADS, *((*HEADS, name) for name in UP), ("*",)]
+    assert stages == [HEADS, *((*HEADS, name) for name in UP), ("*",)]
 
 
 def test_sequential_unfreezing_holds_back_the_embeddings():
@@ -253,18 +253,18 @@ def stages_of(plan, model, total):
 
 
 def test_the_tutorials_unfreezing_adds_a_block_every_54_steps(tutorial):
-    found = stages_of(GradualUnfreezing(always=("embeddings",)), tutorial, 921)
+    stages = stages_of(GradualUnfreezing(always=("embeddings",)), tutorial, 921)
 
-    assert [steps for steps, _ in found] == [54] * 16 + [921 - 16 * 54]
-    assert [count for _, count in found] == [EMBEDDINGS_AND_HEAD + k * BLOCK for k in range(17)]
-    assert found[-1][1] == EVERYTHING
+    assert [steps for steps, _ in stages] == [54] * 16 + [921 - 16 * 54]
+    assert [count for _, count in stages] == [EMBEDDINGS_AND_HEAD + k * BLOCK for k in range(17)]
+    assert stages[-1][1] == EVERYTHING
 
 
 def test_sequential_unfreezing_has_a_fifth_three_fifths_and_the_rest(tutorial):
-    found = stages_of(SequentialUnfreezing(), tutorial, 921)
+    stages = stages_of(SequentialUnfreezing(), tutorial, 921)
 
     head = 410 * LABELS + LABELS
-    assert found == [(184, head), (552, head + 16 * BLOCK), (185, EVERYTHING)]
+    assert stages == [(184, head), (552, head + 16 * BLOCK), (185, EVERYTHING)]
 
 
 SCRATCH_MODEL = tiny.model(Classification())
@@ -310,21 +310,21 @@ def spans(*stages, total=20, epoch=8):
 
 
 def test_stages_in_steps_and_epochs_follow_each_other_without_a_gap():
-    found = spans(
+    stages = spans(
         (("head.*",), "3 steps"),
         (("block.2", "head.*"), "1 epoch"),
         (("*",), "rest"),
     )
 
-    assert [(span.begin, span.end) for span in found] == [(0, 3), (3, 11), (11, 20)]
-    assert found[0].trains == HEAD
-    assert found[0].trains < found[1].trains < found[2].trains == ALL
+    assert [(span.begin, span.end) for span in stages] == [(0, 3), (3, 11), (11, 20)]
+    assert stages[0].trains == HEAD
+    assert stages[0].trains < stages[1].trains < stages[2].trains == ALL
 
 
 def test_the_last_stage_takes_what_is_left():
-    found = spans((("head.*",), "3 steps"), (("*",), "2 steps"))
+    stages = spans((("head.*",), "3 steps"), (("*",), "2 steps"))
 
-    assert [(span.begin, span.end) for span in found] == [(0, 3), (3, 20)]
+    assert [(span.begin, span.end) for span in stages] == [(0, 3), (3, 20)]
 
 
 @pytest.mark.parametrize(

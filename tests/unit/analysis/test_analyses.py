@@ -47,7 +47,7 @@ def alike(first_ND, second_ND, *, debiased=False):
 
 
 def by_definition(first_ND, second_ND):
-    one, two = (each.double() - each.double().mean(0) for each in (first_ND, second_ND))
+    one, two = (vectors.double() - vectors.double().mean(0) for vectors in (first_ND, second_ND))
     both = (two.T @ one).norm() ** 2
     return float(both / ((one.T @ one).norm() * (two.T @ two).norm()))
 
@@ -69,7 +69,7 @@ def test_the_debiased_estimate_is_that_of_kernels_without_diagonals():
     count = 12
 
     def hsic(one_ND, two_ND):
-        kernels = [each.double() @ each.double().T for each in (one_ND, two_ND)]
+        kernels = [vectors.double() @ vectors.double().T for vectors in (one_ND, two_ND)]
         one, two = (kernel - torch.diag(kernel.diag()) for kernel in kernels)
         sums = one.sum() * two.sum() / ((count - 1) * (count - 2))
         return (one @ two).trace() + sums - 2 / (count - 2) * (one @ two).sum()
@@ -91,7 +91,7 @@ def pair(**changes):
     return start, copy.deepcopy(start)
 
 
-def found(model, start):
+def moves(model, start):
     return {(weight.group, weight.kind): weight for weight in moved_weights(model, start)}
 
 
@@ -102,7 +102,7 @@ def test_a_group_moves_by_the_norm_of_its_change():
         if ".blocks.1.attention." in name:
             weight *= 1.1
 
-    moved = found(model, start)
+    moved = moves(model, start)
     assert moved["block.1", "attention"].relative == pytest.approx(0.1, rel=1e-5)
     assert 0 < moved["block.1", ALL].relative < 0.1
     assert 0 < moved[ALL, "attention"].relative < moved["block.1", "attention"].relative
@@ -113,11 +113,11 @@ def test_a_group_moves_by_the_norm_of_its_change():
 def test_groups_and_kinds_hold_every_parameter_once():
     start, model = pair(**tiny.MODERN)
 
-    moved = found(model, start)
+    moved = moves(model, start)
     total = sum(parameter.numel() for parameter in model.parameters())
     assert moved[ALL, ALL].parameters == moved[ALL, ALL].compared == total
     for place in (0, 1):
-        parts = [each for key, each in moved.items() if key[1 - place] == ALL != key[place]]
+        parts = [move for key, move in moved.items() if key[1 - place] == ALL != key[place]]
         assert sum(part.parameters for part in parts) == total
     assert {kind for _, kind in moved} == {
         ALL, "embeddings", "attention", "feed_forward", "norms", "head",
@@ -131,7 +131,7 @@ def test_low_rank_updates_are_in_what_they_change_and_stand_apart():
     merged = copy.deepcopy(model)
     merge(merged)
 
-    moved, wanted = found(model, start), found(merged, start)
+    moved, wanted = moves(model, start), moves(merged, start)
     assert moved["block.0", "attention"].relative == wanted["block.0", "attention"].relative > 0
     assert moved["added.0", "added"].relative is None
     assert moved["added.0", "added"].parameters > 0
@@ -143,7 +143,7 @@ def test_what_cannot_be_compared_is_counted_and_not_measured():
     other, _ = pair(feedforward=48)
     make_edit(Adapters(2), "bottleneck", other, {})
 
-    moved = found(other, start)
+    moved = moves(other, start)
     assert moved["block.0", "attention"].relative == 0
     assert moved["block.0", "feed_forward"].compared < moved["block.0", "feed_forward"].parameters
     assert moved["added.0", "added"].compared == 0
@@ -167,10 +167,10 @@ def test_components_lie_where_vectors_vary_and_point_to_the_positive():
     directions = np.array([[0.6, 0, -0.8], [0.8, 0, 0.6]])
     vectors_ND = places @ directions + 7
 
-    found, shares = principal_components(vectors_ND, 2)
+    coordinates, shares = principal_components(vectors_ND, 2)
 
     # The largest entry of the first direction is negative, so it is turned round.
-    assert np.allclose(found, places * [-1, 1], atol=1e-9)
+    assert np.allclose(coordinates, places * [-1, 1], atol=1e-9)
     assert shares == pytest.approx([25 / 26, 1 / 26])
 
 
@@ -185,7 +185,7 @@ def summed(units_NF, properties_NP, contexts=4, at=(5, 9)):
     """Return the sums of tokens that came in three parts; the context of a token is its number."""
     sums, units = PropertySums(), UnitSums(contexts)
     numbers_NW = torch.arange(len(units_NF))[:, None].int()
-    parts = zip(*(each.tensor_split(at) for each in (units_NF, properties_NP, numbers_NW)),
+    parts = zip(*(tensor.tensor_split(at) for tensor in (units_NF, properties_NP, numbers_NW)),
                 strict=True)  # fmt: skip
     for units_RF, properties_RP, numbers_RW in parts:
         sums.add(properties_RP)
@@ -272,10 +272,10 @@ def test_properties_are_those_of_each_token_of_the_texts():
     properties = TokenProperties(tokenizer, ["a", "b"])
 
     is_text_N = properties.is_text(batch)
-    found = properties.of_batch(batch)[is_text_N]
+    properties_NP = properties.of_batch(batch)[is_text_N]
 
     pieces = tokenizer.pieces([token for row in rows for token in row[1:-1]])
-    columns = dict(zip(properties.names, found.T.tolist(), strict=True))
+    columns = dict(zip(properties.names, properties_NP.T.tolist(), strict=True))
     assert columns["position"] == [at for row in rows for at in range(1, len(row) - 1)]
     assert columns["capital"] == [piece.strip("#")[0].isupper() for piece in pieces]
     assert columns["starts a word"] == [not piece.startswith("##") for piece in pieces]

@@ -47,7 +47,7 @@ from transfer_cli.tasks.text_to_text.task import TextToTextTask
 
 
 @pytest.fixture(scope="module")
-def found():
+def finding():
     return AttentionMaps(texts=3)(subject(attending.model()))
 
 
@@ -59,8 +59,8 @@ def arrays(result):
     return np.load(io.BytesIO(result.files["maps.npz"]))
 
 
-def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(found):
-    first = found.as_json()["texts"][0]
+def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(finding):
+    first = finding.as_json()["texts"][0]
     size = len(first["pieces"])
 
     for maps in (first["maps"], first["rollout"]):
@@ -68,10 +68,10 @@ def test_rows_of_all_that_is_written_sum_to_one_and_nobody_looks_ahead(found):
         assert shares.shape[-2:] == (size, size)
         np.testing.assert_allclose(shares.sum(-1), 1, atol=1e-9)
         assert not np.triu(shares, 1).any()
-    stored = arrays(found)
+    stored = arrays(finding)
     assert stored["maps_0"].dtype == np.float16
     np.testing.assert_allclose(stored["maps_0"], first["maps"], atol=6e-4)
-    for number, text in enumerate(found.as_json()["texts"]):
+    for number, text in enumerate(finding.as_json()["texts"]):
         assert stored[f"pieces_{number}"].tolist() == text["pieces"]
         np.testing.assert_allclose(stored[f"maps_{number}"].astype(float).sum(-1), 1, atol=3e-3)
 
@@ -82,9 +82,9 @@ def test_maps_are_those_of_the_first_texts_of_a_file_and_of_texts_spread_over_a_
     first = few(subject(attending.model())).as_json()["texts"]
     spread = few(subject(attending.model(), split="test")).as_json()["texts"]
 
-    assert [each["example"] for each in first] == [0, 1, 2]
-    assert [each["text"] for each in first] == list(TEXTS[:3])
-    assert [each["example"] for each in spread] == [0, 2, 4]
+    assert [text["example"] for text in first] == [0, 1, 2]
+    assert [text["text"] for text in first] == list(TEXTS[:3])
+    assert [text["example"] for text in spread] == [0, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_a_long_text_is_cut_before_it_is_read_and_its_size_is_said(direction, st
     assert f'"tokens":{text["tokens_of_all"]}' in section_of(result)
 
 
-def test_summaries_are_of_every_head_and_do_not_depend_on_batches(found):
-    heads = found.as_json()["heads"]
+def test_summaries_are_of_every_head_and_do_not_depend_on_batches(finding):
+    heads = finding.as_json()["heads"]
     alone = AttentionMaps(texts=3)(subject(attending.model(), batch=1)).as_json()["heads"]
 
     assert [(head["block"], head["head"]) for head in heads] == [
@@ -112,18 +112,18 @@ def test_summaries_are_of_every_head_and_do_not_depend_on_batches(found):
     ]
     for one, other in zip(heads, alone, strict=True):
         assert one == pytest.approx(other, abs=2e-4)
-    assert found.as_json()["values"]["texts summarised"] == len(TEXTS)
+    assert finding.as_json()["values"]["texts summarised"] == len(TEXTS)
 
 
-def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(found):
+def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(finding):
     model = attending.model()
     before = tiny.weights_of(model)
 
     again = AttentionMaps(texts=3)(subject(model))
 
-    assert json.dumps(found.as_json()) == json.dumps(again.as_json())
-    assert found.files == again.files
-    assert found.view == again.view
+    assert json.dumps(finding.as_json()) == json.dumps(again.as_json())
+    assert finding.files == again.files
+    assert finding.view == again.view
     assert tiny.same(before, tiny.weights_of(model))
     assert model.backbone.probe is None
 
@@ -170,8 +170,8 @@ def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
         assert not maps_LHTT[..., :size, size:].any()
 
 
-def test_texts_on_the_page_are_texts_and_its_rows_of_bytes_sum_to_255(found):
-    page = analyses_page("tiny", {"attention": found}, {})
+def test_texts_on_the_page_are_texts_and_its_rows_of_bytes_sum_to_255(finding):
+    page = analyses_page("tiny", {"attention": finding}, {})
 
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -201,13 +201,13 @@ def test_what_is_too_long_for_a_page_is_in_the_file_alone():
 @pytest.mark.parametrize(
     ("edit", "said"), [(GatedPrefix(3), "gated prefix"), (PALs(4), "heads of their own")], ids=str
 )
-def test_what_an_edit_adds_beside_the_maps_is_said(edit, said, found):
+def test_what_an_edit_adds_beside_the_maps_is_said(edit, said, finding):
     model = attending.model()
     edit(model, {})
 
     result = AttentionMaps(texts=1)(subject(model))
 
-    assert not found.notes
+    assert not finding.notes
     assert said in result.notes[0]
     assert said in section_of(result)
 
@@ -264,7 +264,7 @@ def batch_of(*rows):
 def summarised(maps_SHTT, batch):
     summaries = HeadSummaries(1, maps_SHTT.shape[1], SEP)
     summaries.add(0, maps_SHTT, batch)
-    return {name: found[0].tolist() for name, found in summaries.means().items()}
+    return {name: means[0].tolist() for name, means in summaries.means().items()}
 
 
 def test_queries_of_zero_look_everywhere_alike_with_an_entropy_of_ln_t():
@@ -315,13 +315,13 @@ def test_padding_counts_nowhere_and_batches_add_up():
         drawn = torch.rand(1, 2, len(row), len(row), generator=generator.manual_seed(len(row)))
         maps.append(drawn / drawn.sum(-1, keepdim=True))
     together = torch.rand(3, 2, 7, 7)
-    for at, each in enumerate(maps):
-        size = each.shape[-1]
+    for at, shares in enumerate(maps):
+        size = shares.shape[-1]
         together[at, :, :size] = 0
-        together[at, :, :size, :size] = each[0]
+        together[at, :, :size, :size] = shares[0]
     alone = HeadSummaries(1, 2, SEP)
-    for row, each in zip(rows, maps, strict=True):
-        alone.add(0, each, batch_of(row))
+    for row, shares in zip(rows, maps, strict=True):
+        alone.add(0, shares, batch_of(row))
 
     summaries_together = HeadSummaries(1, 2, SEP)
     summaries_together.add(0, together, batch_of(*rows))
@@ -344,17 +344,17 @@ UNIFORM = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
 
 
 def drawn(*shape):
-    found = np.random.default_rng(0).random(shape) ** 4
-    return found / found.sum(-1, keepdims=True)
+    weights = np.random.default_rng(0).random(shape) ** 4
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def test_rollout_is_the_product_of_mean_attention_and_residual_over_two():
     heads = np.stack([UNIFORM, np.eye(4)])
     mixed = UNIFORM / 4 + 0.75 * np.eye(4)
 
-    found = rollout(np.stack([heads, heads[::-1]]))
+    products = rollout(np.stack([heads, heads[::-1]]))
 
-    np.testing.assert_allclose(found, [mixed, mixed @ mixed])
+    np.testing.assert_allclose(products, [mixed, mixed @ mixed])
 
 
 def test_later_places_are_multiplied_from_the_left():
@@ -371,12 +371,12 @@ def test_whole_numbers_sum_to_their_units_are_less_than_one_off_and_zero_stays()
     shares /= shares.sum(-1, keepdims=True)
 
     for units in (255, 10_000):
-        found = in_units(shares, units)
+        numbers = in_units(shares, units)
 
-        assert (found.sum(-1) == units).all()
-        assert np.abs(found - shares * units).max() < 1.001
-        assert not np.triu(found, 1).any()
-        assert found.min() >= 0
+        assert (numbers.sum(-1) == units).all()
+        assert np.abs(numbers - shares * units).max() < 1.001
+        assert not np.triu(numbers, 1).any()
+        assert numbers.min() >= 0
 
 
 def test_what_is_left_goes_to_the_largest_remainders():
@@ -393,7 +393,7 @@ def test_choices_of_an_example_are_sequences_of_their_own_without_padding():
     sequences = list(sequences_of(Split("test", data), [0, 3]))
 
     batch = data.batch(np.array([0, 3]))
-    assert [(each.example, each.part) for each in sequences] == [
+    assert [(text.example, text.part) for text in sequences] == [
         (0, "choice 1"), (0, "choice 2"), (3, "choice 1"), (3, "choice 2"),
     ]  # fmt: skip
     rows = [
@@ -403,7 +403,7 @@ def test_choices_of_an_example_are_sequences_of_their_own_without_padding():
         )
         if mask.any()
     ]
-    assert [each.tokens.tolist() for each in sequences] == rows
+    assert [text.tokens.tolist() for text in sequences] == rows
 
 
 def test_windows_say_of_which_example_they_are():
@@ -411,8 +411,8 @@ def test_windows_say_of_which_example_they_are():
 
     sequences = list(sequences_of(split, range(4)))
 
-    assert [each.example for each in sequences] == [0, 1, 1, 2]
-    assert [each.part for each in sequences] == ["", "window 1 of 2", "window 2 of 2", ""]
+    assert [text.example for text in sequences] == [0, 1, 1, 2]
+    assert [text.part for text in sequences] == ["", "window 1 of 2", "window 2 of 2", ""]
 
 
 def test_blocks_of_text_keep_their_documents():

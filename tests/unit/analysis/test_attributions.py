@@ -82,7 +82,7 @@ def test_integrals_of_a_polynomial_are_exact():
     text_TE = torch.tensor([[2.0, 1.0], [0.5, -1.0]]).double()
 
     path = integrated_gradients(
-        lambda each: (each**3).sum((1, 2)), text_TE, torch.zeros_like(text_TE), at_once=7
+        lambda points: (points**3).sum((1, 2)), text_TE, torch.zeros_like(text_TE), at_once=7
     )
 
     assert_close(path.scores, (text_TE**3).sum(-1))
@@ -93,7 +93,7 @@ def test_steps_are_doubled_up_to_a_bound_where_scores_do_not_add_up():
     text_TE = torch.ones(1, 1)
 
     path = integrated_gradients(
-        lambda each: torch.sign(each - 0.503).sum((1, 2)) + 0 * each.sum((1, 2)),
+        lambda points: torch.sign(points - 0.503).sum((1, 2)) + 0 * points.sum((1, 2)),
         text_TE, torch.zeros_like(text_TE),
     )  # fmt: skip
 
@@ -188,7 +188,7 @@ def test_only_wrong_answers_are_chosen():
     result = Attributions(most=2, only_wrong=True, faithfulness=0)(subject)
     every = Attributions(faithfulness=0)(subject).data["texts"]
 
-    wrong = [each for each in every if each["label"] != each["prediction"]]
+    wrong = [answer for answer in every if answer["label"] != answer["prediction"]]
     assert 0 < len(wrong) < len(every)
     assert result.data["texts"] == wrong[:2]
     assert result.data["faithfulness"] == []
@@ -197,13 +197,13 @@ def test_only_wrong_answers_are_chosen():
 def test_a_causal_language_model_says_what_it_goes_on_with():
     subject = looked_at(CausalLM(), direction="causal")
 
-    found = Attributions(most=2, faithfulness=2)(subject).data
+    data = Attributions(most=2, faithfulness=2)(subject).data
 
-    text = found["texts"][0]
+    text = data["texts"][0]
     assert text["words"] == ["a", "cat", "sat"]
     assert text["label"] is None
     assert text["output"] <= 0
-    assert len(found["faithfulness"]) == 4
+    assert len(data["faithfulness"]) == 4
 
 
 def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
@@ -253,7 +253,7 @@ KINDS = [{}, {"residual": "post"}, {"residual": "parallel"}, {"share": "all"}, t
 def test_a_gradient_says_how_the_loss_changes_when_a_head_counts_less(kind):
     objective = Classification()
     model = lively(objective, **kind).double()
-    found = gradients(model, objective, DATA).sum(0)
+    gradient = gradients(model, objective, DATA).sum(0)
 
     for layer, head in ((0, 1), (2, 0)):
         factors = all_heads(model.backbone).double()
@@ -263,7 +263,7 @@ def test_a_gradient_says_how_the_loss_changes_when_a_head_counts_less(kind):
         change -= loss(model, objective, DATA)
 
         # What heads say is in float32, so the difference is known to some digits alone.
-        assert change / 1e-4 == pytest.approx(-found[layer, head], rel=0.05, abs=0.05)
+        assert change / 1e-4 == pytest.approx(-gradient[layer, head], rel=0.05, abs=0.05)
 
 
 def test_gradients_of_an_example_do_not_depend_on_its_batch():
@@ -337,8 +337,8 @@ def test_gradients_of_a_linear_model_add_up_to_what_all_heads_do():
     with gated(model.backbone, torch.zeros(1, 2)):
         without = logits()
 
-    found = torch.from_numpy(gradients(model, objective, DATA).sum((1, 2))).float()
-    assert_close(found, logits() - without, rtol=1e-4, atol=1e-4)
+    sums = torch.from_numpy(gradients(model, objective, DATA).sum((1, 2))).float()
+    assert_close(sums, logits() - without, rtol=1e-4, atol=1e-4)
 
 
 def test_importance_does_not_cancel_out_between_examples():
@@ -367,7 +367,7 @@ def test_what_is_left_out_is_scored_as_evaluate_scores_it():
     parts = [len(content["left_out"][kind]) for kind in ("heads", "blocks", "attention")]
     assert parts == [6, 3, 3]
     assert np.linalg.norm(content["heads"], axis=1) == pytest.approx(np.ones(3))
-    shares = [each["heads"] for each in content["pruning"]]
+    shares = [step["heads"] for step in content["pruning"]]
     assert shares == [0, 1, 2, 3, 4, 5, 6]
     first, last = content["pruning"][0], content["pruning"][-1]
     assert first["measure"] == first["random"] == whole["error_rate"]
@@ -383,16 +383,16 @@ def test_a_unit_that_is_left_out_is_0_in_every_state(kind):
     given = Importance(left_out=["embeddings", "units"], prune=False)
     whole = tiny.measures(model, objective, DATA)
 
-    found = given(subjects.subject(model, objective, DATA))
+    result = given(subjects.subject(model, objective, DATA))
 
-    units = found.data["left_out"]["units"]
+    units = result.data["left_out"]["units"]
     width, depth = model.backbone.shape.width, model.backbone.shape.depth
     assert [(e["layer"], e["unit"]) for e in units] == [
         (layer, unit) for layer in range(depth) for unit in range(width)
     ]
-    embeddings = found.data["left_out"]["embeddings"]
+    embeddings = result.data["left_out"]["embeddings"]
     assert len(embeddings) == kind.get("embedding_width", width)
-    assert "embeddings" in found.tables[-1].rows[0]
+    assert "embeddings" in result.tables[-1].rows[0]
     # The same by weights: nobody writes a dimension of the table, nobody reads the last state's.
     table, head = model.backbone.token_embedding.weight, model.heads["class"].linear.weight
     for weight, entry in ((table, embeddings[2]), (head, units[(depth - 1) * width + 2])):

@@ -88,7 +88,9 @@ def test_a_probe_of_separable_labels_is_at_its_minimum_however_weak_the_penalty(
 def test_the_strength_is_the_one_with_the_lowest_loss_on_others():
     given, other = labelled(60, 20), labelled(200, 20, seed=5)
 
-    losses = {each: solved(given, other, 3, (each,)).chosen_by for each in linear.STRENGTHS}
+    losses = {
+        strength: solved(given, other, 3, (strength,)).chosen_by for strength in linear.STRENGTHS
+    }
 
     chosen = solved(given, other, 3, linear.STRENGTHS)
     assert 1e-4 < chosen.strength < 1e3

@@ -65,8 +65,8 @@ def test_the_data_of_a_run_lies_where_it_lay_if_it_is_still_there(tmp_path):
     here.mkdir()
     there.mkdir()
 
-    for lay, found in [(there, there), (gone, here)]:
-        assert datasets.data_dir_of(str(lay), str(here), ()) == str(found)
+    for lay, expected in [(there, there), (gone, here)]:
+        assert datasets.data_dir_of(str(lay), str(here), ()) == str(expected)
         assert datasets.data_dir_of(str(lay), str(here), [f"data_dir={here}"]) == str(here)
 
 
@@ -95,9 +95,9 @@ def test_each_command_takes_its_kind_of_data(tmp_path):
         datasets.of_kind(table, TextData)
 
 
-@pytest.mark.parametrize(("length", "found"), [(None, 24), (1, 1), (24, 24)])
-def test_a_block_is_as_long_as_it_is_told_or_as_the_model_has_positions(length, found):
-    assert block_length(length, 24) == found
+@pytest.mark.parametrize(("length", "expected"), [(None, 24), (1, 1), (24, 24)])
+def test_a_block_is_as_long_as_it_is_told_or_as_the_model_has_positions(length, expected):
+    assert block_length(length, 24) == expected
 
 
 # --- text --------------------------------------------------------------------------------------
@@ -121,9 +121,9 @@ def test_text_is_cut_into_blocks_and_its_words_are_counted(tmp_path):
 
 
 def test_only_the_splits_that_are_needed_are_encoded(tmp_path, tokenizer):
-    found = text_in(tmp_path)
+    data = text_in(tmp_path)
 
-    only, _ = datasets.text(found, place(tmp_path), tiny.shape(), tokenizer, ("validation",))
+    only, _ = datasets.text(data, place(tmp_path), tiny.shape(), tokenizer, ("validation",))
 
     assert list(only.splits) == ["validation"]
 
@@ -212,9 +212,9 @@ def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
     config = configs.config("finetune", tmp_path, streams=streams)
 
     main = Asked(Classification())
-    found = datasets.of_run(config, "finetune", tiny.shape(), None, Origins(), main)
+    data = datasets.of_run(config, "finetune", tiny.shape(), None, Origins(), main)
 
-    assert found.batches == {"main": 8, "own": 3, "none": 8}
+    assert data.batches == {"main": 8, "own": 3, "none": 8}
 
 
 # --- line rules ----------------------------------------------------------------------------------
@@ -264,8 +264,8 @@ def tokens_of(tmp_path, text, rule, tokenizer=GPT2, name="a.txt", split="test", 
     (tmp_path / "other.txt").write_text("x\ny\n")
     files = {"train": str(tmp_path / "other.txt"), split: str(tmp_path / name)}
     data = TextFiles(**{"validation_share": 0.5, **files, **options})
-    found = data.splits(tmp_path, 0)[split].by_rule(rule)
-    encoded = encode_text(found, tokenizer, tmp_path / "cache")
+    text_split = data.splits(tmp_path, 0)[split].by_rule(rule)
+    encoded = encode_text(text_split, tokenizer, tmp_path / "cache")
     starts = None if encoded.starts is None else encoded.starts.tolist()
     return list(encoded.tokens[:]), starts, encoded
 
@@ -379,7 +379,7 @@ def test_lines_that_are_held_out_follow_each_other_and_leave_no_end_behind(tmp_p
     (tmp_path / "a.txt").write_text(text)
     data = TextFiles(train=str(tmp_path / "a.txt"), **options)
     held_out = encode_text(data.splits(tmp_path, 0)["validation"].by_rule("keep"), GPT2, tmp_path)
-    kept, out = (GPT2.decode(list(each[1:-1])) for each in (tokens, held_out.tokens))
+    kept, out = (GPT2.decode(list(part[1:-1])) for part in (tokens, held_out.tokens))
     assert tokens.count(GPT2.sep) == 2
     assert len(out.splitlines()) == 4
     assert kept == text.replace(out, "")
@@ -389,23 +389,23 @@ def test_documents_are_held_out_whole_where_there_are_enough(tmp_path):
     rows = [f"row {number}\nof lines\n" for number in range(40)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
 
-    found = {}
+    lines = {}
     for share in (0.1, 0.02):
         data = TextFiles(
             train=str(tmp_path / "a.jsonl"), validation_share=share, lines="keep", field="text"
         )
         split = data.splits(tmp_path, 0)["validation"]
-        found[share] = list(split.marked_lines())
+        lines[share] = list(split.marked_lines())
 
-    assert [begins for _, begins in found[0.1]] == [True, False, False] * 4
-    assert [line for line, _ in found[0.02]] == ["row 12", "row 37"]  # lines, of too few documents
+    assert [begins for _, begins in lines[0.1]] == [True, False, False] * 4
+    assert [line for line, _ in lines[0.02]] == ["row 12", "row 37"]  # lines, of too few documents
 
 
 @pytest.mark.parametrize("text", ["a b\n\nc\n", "a b\r\n\r\nc", "a b c", "ä\nb\n"])
 def test_words_and_bytes_are_counted_alike(tmp_path, text):
-    found = [tokens_of(tmp_path, text, rule)[2] for rule in ("end", "keep", "join")]
+    encodings = [tokens_of(tmp_path, text, rule)[2] for rule in ("end", "keep", "join")]
 
-    counts = {(each.num_words, each.num_bytes, each.num_lines) for each in found}
+    counts = {(encoded.num_words, encoded.num_bytes, encoded.num_lines) for encoded in encodings}
     assert len(counts) == 1
 
 
@@ -425,20 +425,20 @@ def test_a_line_too_long_to_be_read_at_once_is_one_line(tmp_path, monkeypatch):
 
 
 def test_what_a_new_model_does_follows_from_its_direction_and_its_tokenizer():
-    own, words = OTHERS["own"], WordPiece(60).make(lambda: iter(["a b"]))
+    pairs, words = OTHERS["own"], WordPiece(60).make(lambda: iter(["a b"]))
 
     assert usual_lines(GPT2, "causal") == "keep"
     assert usual_lines(GPT2, "bidirectional") == "end"
-    assert own.keeps_lines
-    assert usual_lines(own, "causal") == "end"
+    assert pairs.keeps_lines
+    assert usual_lines(pairs, "causal") == "end"
     assert usual_lines(words, "causal") == "end"
 
 
 def described(tokenizer, lines):
     shape = replace(tiny.shape(), direction="causal")
     node = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
-    found = ModelDescription(shape, tokenizer.size, node, (), tokenizer.hash, lines=lines)
-    return Pretrained(Path(), Path(), found, tokenizer)
+    description = ModelDescription(shape, tokenizer.size, node, (), tokenizer.hash, lines=lines)
+    return Pretrained(Path(), Path(), description, tokenizer)
 
 
 def test_a_run_of_an_earlier_version_goes_on_line_by_line():
@@ -488,11 +488,11 @@ def test_the_loss_of_a_file_is_that_of_the_reference(tmp_path, family):
     precision = device_and_precision("cpu", "fp32")
     trained = open_trained(str(folder), precision)
     start = trained.start
-    found = datasets.encoded_files(
+    split = datasets.encoded_files(
         str(tmp_path / "a.txt"), tmp_path, start.tokenizer, start.description.shape, 16,
         lines=start.lines,
     )  # fmt: skip
-    ours = evaluate(trained.model, trained.objective, found, batch=2, precision=precision)
+    ours = evaluate(trained.model, trained.objective, split, batch=2, precision=precision)
 
     theirs = reference().AutoModelForCausalLM.from_pretrained(folder).eval()
     read = reference().AutoTokenizer.from_pretrained(folder)(text)["input_ids"]

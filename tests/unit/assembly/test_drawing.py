@@ -38,20 +38,20 @@ def test_a_run_of_epochs_has_their_steps_and_a_part_of_a_step_is_one(epochs, ste
 
 
 def test_a_number_of_steps_wins_over_epochs():
-    found = sizes({"main": 20}, epochs=9, steps=5)
+    run_sizes = sizes({"main": 20}, epochs=9, steps=5)
 
-    assert (found.total_steps, found.steps_per_epoch) == (5, 3)
-    assert found.mixture is None
+    assert (run_sizes.total_steps, run_sizes.steps_per_epoch) == (5, 3)
+    assert run_sizes.mixture is None
 
 
 def test_an_epoch_of_several_streams_passes_about_once_over_the_main_one():
     counts = {"main": 80, "second": 20}
 
-    found = sizes(counts, epochs=2)
+    run_sizes = sizes(counts, epochs=2)
 
     # Ten steps of 8; of the draws, 2 of 3 are for the main stream: the root of 80 over that of 20.
-    assert found.steps_per_epoch == 15
-    assert found.total_steps == found.mixture.total == 30
+    assert run_sizes.steps_per_epoch == 15
+    assert run_sizes.total_steps == run_sizes.mixture.total == 30
 
 
 def test_the_mixture_is_the_one_that_is_asked_for():
@@ -87,9 +87,9 @@ def laid_out(tmp_path):
 
     def lay(run, *, labels=LABELS, device="cpu", **changes):
         config = configs.following(run, tmp_path, **changes)
-        for own, other in zip(LABELS, labels, strict=True):
+        for label, other in zip(LABELS, labels, strict=True):
             for path in (config.data.train, config.data.validation, config.data.test):
-                told = Path(path).read_text().replace(f",{own}\n", f",{other}\n")
+                told = Path(path).read_text().replace(f",{label}\n", f",{other}\n")
                 Path(path).write_text(told)
         return draw(config, "finetune", (), Origins(), device=device)
 
@@ -100,9 +100,9 @@ def test_what_came_from_the_checkpoint_is_inherited_and_holds_its_values(laid_ou
     layout = laid_out(pretrained)
 
     stored = start_tensors(pretrained)
-    own = dict(layout.model.named_parameters())
-    assert layout.network.inherited == {name for name in own if name.startswith("backbone.")}
-    assert all(torch.equal(own[name], stored[name]) for name in layout.network.inherited)
+    parameters = dict(layout.model.named_parameters())
+    assert layout.network.inherited == {name for name in parameters if name.startswith("backbone.")}
+    assert all(torch.equal(parameters[name], stored[name]) for name in layout.network.inherited)
     assert not layout.network.report.new or all(
         n.startswith("heads.") for n in layout.network.report.new
     )
@@ -170,8 +170,8 @@ def test_what_an_earlier_run_added_is_made_again_and_filled(laid_out, with_lora)
     stored = start_tensors(with_lora)
     assert added
     assert added <= layout.network.inherited
-    own = dict(layout.model.named_parameters())
-    assert all(torch.equal(own[name], stored[name]) for name in added)
+    parameters = dict(layout.model.named_parameters())
+    assert all(torch.equal(parameters[name], stored[name]) for name in added)
     assert list(layout.network.edits) == ["lora"]
 
 
@@ -180,7 +180,7 @@ def test_what_an_earlier_run_added_is_made_again_and_filled(laid_out, with_lora)
 def test_an_edit_that_an_earlier_run_made_is_not_made_twice(node, laid_out, with_lora):
     once, again = laid_out(with_lora), laid_out(with_lora, adaptation__edits={"lora": node})
 
-    names = [[name for name, _ in each.model.named_parameters()] for each in (once, again)]
+    names = [[name for name, _ in layout.model.named_parameters()] for layout in (once, again)]
     assert names[0] == names[1]
     assert again.network.inherited == once.network.inherited
 
@@ -288,17 +288,17 @@ def test_a_schedule_of_each_stage_has_to_be_shorter_than_each(laid_out, pretrain
 def test_labels_that_no_loss_reads_are_a_problem(laid_out, pretrained):
     node = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
 
-    (found,) = advice(laid_out(pretrained, objective=node))
+    (problem,) = advice(laid_out(pretrained, objective=node))
 
-    assert found.startswith("objective: no loss reads the labels of data")
-    assert found.endswith("take objective=classification")
+    assert problem.startswith("objective: no loss reads the labels of data")
+    assert problem.endswith("take objective=classification")
 
 
 def assert_problem(laid_out, run, what, **changes):
     changes["loop__steps"] = 11
-    found = advice(laid_out(run, **changes))
+    problems = advice(laid_out(run, **changes))
     if what is None:
-        assert found == []
+        assert problems == []
     else:
-        assert found[0].startswith("schedule.warmup: ")
-        assert what in found[0]
+        assert problems[0].startswith("schedule.warmup: ")
+        assert what in problems[0]

@@ -45,11 +45,11 @@ def test_a_model_that_refers_to_another_has_the_weights_of_both(apart):
 
     tensors = start.tensors()
 
-    own = read_weights(run / "model")
-    assert tiny.same({name: tensors[name] for name in own}, own)
+    weights = read_weights(run / "model")
+    assert tiny.same({name: tensors[name] for name in weights}, weights)
     under = read_weights(base / "model")
-    assert tiny.same({n: tensors[n] for n in under if n not in own},
-                     {n: t for n, t in under.items() if n not in own})  # fmt: skip
+    assert tiny.same({n: tensors[n] for n in under if n not in weights},
+                     {n: t for n, t in under.items() if n not in weights})  # fmt: skip
     assert {n: t.shape for n, t in start.tensors(values=False).items()} == {
         n: t.shape for n, t in tensors.items()
     }

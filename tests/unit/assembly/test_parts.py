@@ -42,7 +42,10 @@ MIX = {"_target_": f"{configs.EDITS}.MixLayers"}
 
 def used(*objectives):
     names = ["main", *(f"further{n}" for n in range(len(objectives)))]
-    return [Loss(name, tiny.bound(each)) for name, each in zip(names, objectives, strict=False)]
+    return [
+        Loss(name, tiny.bound(objective))
+        for name, objective in zip(names, objectives, strict=False)
+    ]
 
 
 def test_the_same_seed_draws_the_same_weights_whatever_was_drawn_before():
@@ -99,10 +102,11 @@ def test_edits_are_asked_for_in_their_order_and_null_takes_one_away(edits, names
 
 
 def test_edits_know_the_special_tokens_by_name():
-    own = tiny.VOCABULARY
+    vocabulary = tiny.VOCABULARY
 
-    assert special_tokens(own) == {
-        "cls": own.cls, "sep": own.sep, "mask": own.mask, "unk": own.unk, "pad": own.pad,
+    assert special_tokens(vocabulary) == {
+        "cls": vocabulary.cls, "sep": vocabulary.sep, "mask": vocabulary.mask,
+        "unk": vocabulary.unk, "pad": vocabulary.pad,
     }  # fmt: skip
 
 
@@ -123,11 +127,11 @@ def of_tasks(base):
     """Return the classes of the package that belong to a task, and can be made."""
     for module in pkgutil.walk_packages(tasks.__path__, f"{tasks.__name__}."):
         importlib.import_module(module.name)
-    found = []
-    for each in base.__subclasses__():
-        is_ours = each.__module__.startswith(tasks.__name__) and not inspect.isabstract(each)
-        found += [*([each] if is_ours else []), *of_tasks(each)]
-    return found
+    classes = []
+    for child in base.__subclasses__():
+        is_ours = child.__module__.startswith(tasks.__name__) and not inspect.isabstract(child)
+        classes += [*([child] if is_ours else []), *of_tasks(child)]
+    return classes
 
 
 @pytest.mark.parametrize("task", of_tasks(Task), ids=lambda task: task.name)
@@ -137,23 +141,23 @@ def test_an_objective_that_does_not_fit_the_data_names_the_one_that_does(task):
     fitting = []
     for file in sorted((conf_dir() / "objective").glob("*.yaml")):
         node = OmegaConf.to_container(OmegaConf.load(file))
-        found = asked({n: ["RUN"] if value == "???" else value for n, value in node.items()})
-        needs = found["main"].objective.task
+        unbound = asked({n: ["RUN"] if value == "???" else value for n, value in node.items()})
+        needs = unbound["main"].objective.task
         if needs == task.name:
             fitting.append(file.stem)
         elif needs is not None:
             with pytest.raises(ConfigError, match=r"; choose objective=\w+, or data"):
-                bind_losses(found, info, total_steps=1, steps_per_epoch=1)
+                bind_losses(unbound, info, total_steps=1, steps_per_epoch=1)
 
     assert task.objective in fitting
 
 
 def test_the_main_loss_comes_first_and_all_read_the_main_stream_unless_told():
-    found = asked(zebra=configs.CLM, apple={**configs.CLM, "stream": "more"}, streams=["more"])
+    unbound = asked(zebra=configs.CLM, apple={**configs.CLM, "stream": "more"}, streams=["more"])
 
-    assert list(found) == ["main", "zebra", "apple"]
-    assert [loss.stream for loss in found.values()] == ["main", "main", "more"]
-    assert [loss.weight for loss in found.values()] == [1.0, 1.0, 1.0]
+    assert list(unbound) == ["main", "zebra", "apple"]
+    assert [loss.stream for loss in unbound.values()] == ["main", "main", "more"]
+    assert [loss.weight for loss in unbound.values()] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("weight", [0, 0.25, 3])
@@ -173,8 +177,8 @@ FACTS = {
 }  # fmt: skip
 
 
-def losses(found, total=10, epoch=5):
-    return bind_losses(found, FACTS, total_steps=total, steps_per_epoch=epoch)
+def losses(unbound, total=10, epoch=5):
+    return bind_losses(unbound, FACTS, total_steps=total, steps_per_epoch=epoch)
 
 
 def test_each_objective_learns_of_its_own_stream_and_its_name():
@@ -188,18 +192,18 @@ def test_each_objective_learns_of_its_own_stream_and_its_name():
 
 
 def test_a_loss_that_counts_nothing_is_left_out_unless_it_is_the_main_one():
-    found = losses(
+    bound = losses(
         asked({**configs.CLASSIFICATION, "weight": 0}, words={**configs.CLM, "weight": 0})
     )
 
-    assert [(loss.name, loss.weight_at(0)) for loss in found] == [("main", 0.0)]
+    assert [(loss.name, loss.weight_at(0)) for loss in bound] == [("main", 0.0)]
 
 
 @pytest.mark.parametrize(("over", "half"), [("rest", 20), ("10 steps", 4.5), ("3 epochs", 8)])
 def test_a_weight_that_changes_is_told_how_long_run_and_epoch_are(over, half):
-    found = asked(words={**configs.CLM, "weight": {**FALLING, "over": over}})
+    unbound = asked(words={**configs.CLM, "weight": {**FALLING, "over": over}})
 
-    (_, words) = losses(found, total=41, epoch=8)
+    (_, words) = losses(unbound, total=41, epoch=8)
 
     assert words.weight_at(0) == 1.0
     assert words.weight_at(40) == 0.25
@@ -211,15 +215,15 @@ def test_a_weight_that_changes_is_told_how_long_run_and_epoch_are(over, half):
 
 
 @pytest.mark.parametrize(
-    ("own", "main", "further", "direction"),
+    ("told", "main", "further", "direction"),
     [("auto", configs.CLM, {}, "causal"), ("auto", configs.MLM, {}, "bidirectional"),
      ("auto", configs.CLASSIFICATION, {}, "causal"),
      ("auto", configs.CLASSIFICATION, {"words": configs.MLM}, "bidirectional"),
      ("bidirectional", configs.CLASSIFICATION, {}, "bidirectional"),
      ("causal", configs.CLM, {}, "causal")],
 )  # fmt: skip
-def test_the_objectives_settle_which_way_a_model_looks(own, main, further, direction):
-    assert with_direction(tiny.shape(direction=own), asked(main, **further)).direction == direction
+def test_the_objectives_settle_which_way_a_model_looks(told, main, further, direction):
+    assert with_direction(tiny.shape(direction=told), asked(main, **further)).direction == direction
 
 
 # --- the optimizer -----------------------------------------------------------------------------
@@ -271,12 +275,12 @@ def test_a_penalty_in_place_of_weight_decay_switches_it_off(penalty, decay):
     model, optimizer = made(penalty=penalty)
 
     matrix = model.backbone.blocks[0].feed_forward.inner.weight
-    (found,) = [
+    (weight_decay,) = [
         group["weight_decay"]
         for group in optimizer.param_groups
         if any(parameter is matrix for parameter in group["params"])
     ]
-    assert found == decay
+    assert weight_decay == decay
 
 
 def test_matrices_decay_and_vectors_do_not():

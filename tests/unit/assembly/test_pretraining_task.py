@@ -39,22 +39,22 @@ def test_the_pretraining_of_a_model_is_the_language_model_at_its_root(
     source, pretrained, classifier
 ):
     for run in (pretrained, classifier):
-        found = source(run)
+        task = source(run)
 
-        assert found.pretraining[0].folder == pretrained / "model"
-        assert isinstance(found.objective, CausalLM)
-        assert found.objective.info.vocabulary.hash == found.start.tokenizer.hash
-        assert found.length == 12  # a block of its text, and not the model's 24 positions
+        assert task.pretraining[0].folder == pretrained / "model"
+        assert isinstance(task.objective, CausalLM)
+        assert task.objective.info.vocabulary.hash == task.start.tokenizer.hash
+        assert task.length == 12  # a block of its text, and not the model's 24 positions
 
 
 def test_its_text_is_read_where_it_was_read(source, classifier):
-    found = source(classifier)
+    task = source(classifier)
 
-    train, validation = found.text("train"), found.text("validation")
+    train, validation = task.text("train"), task.text("validation")
 
     assert (train.text.words, validation.text.words) == (320, 312)
     with pytest.raises(ConfigError, match=r"^source\.data: this text has no test split; name"):
-        found.text("test")
+        task.text("test")
 
 
 def test_another_text_may_be_named(source, classifier, tmp_path):
@@ -73,26 +73,26 @@ def test_a_classifier_from_scratch_has_no_pretraining(source, tmp_path):
 def test_the_model_that_is_asked_has_the_run_s_backbone_and_the_pretrained_head(
     source, adapted, classifier
 ):
-    found = source(classifier)
-    tensors = found.start.tensors()
+    task = source(classifier)
+    tensors = task.start.tensors()
     trained = tiny.model(CausalLM())  # any backbone will do
     trained.heads = torch.nn.ModuleDict()
     trained.backbone = adapted(classifier).model.backbone
 
-    model = found.model(trained, tensors)
+    model = task.model(trained, tensors)
 
     assert model.backbone is trained.backbone
-    pretrained = read_weights(found.pretraining[0].folder)
+    pretrained = read_weights(task.pretraining[0].folder)
     head = {f"heads.lm.{name}": tensor for name, tensor in model.heads["lm"].state_dict().items()}
     assert tiny.same(head, {name: pretrained[name] for name in head})
     assert not any(parameter.requires_grad for parameter in model.heads["lm"].parameters())
 
 
 def test_a_head_that_trains_in_the_run_is_the_one_that_is_asked(source, adapted, pretrained):
-    found = source(pretrained)
+    task = source(pretrained)
     run = adapted(pretrained, losses={"words": configs.CLM})
 
-    model = found.model(run.model, found.start.tensors())
+    model = task.model(run.model, task.start.tensors())
 
     assert model.heads["lm"] is run.model.heads["lm"]
     assert all(parameter.requires_grad for parameter in model.heads["lm"].parameters())
@@ -125,12 +125,12 @@ def fisher(source, adapted, pretrained, caplog):
     caplog.set_level(logging.INFO)
 
     def estimate(sequences=3, kind="true", disturb=False, named=None):
-        found = source(pretrained, named)
+        task = source(pretrained, named)
         trained = adapted(pretrained).model
         if disturb:
             tiny.lively(trained)
         caplog.clear()
-        estimated = fisher_of(found, trained, found.start.tensors(), sequences, kind)
+        estimated = fisher_of(task, trained, task.start.tensors(), sequences, kind)
         return estimated, "of an earlier run" in caplog.text
 
     return estimate

@@ -39,13 +39,13 @@ def put(tmp_path, pretrained):
     return make
 
 
-@pytest.mark.parametrize(("micro", "found"), [(None, 8), ("auto", 8), (3, 3), (8, 8), (99, 8)])
-def test_a_micro_batch_is_never_larger_than_the_batch(put, micro, found):
-    assert put(loop__micro_batch=micro).micro_batch == found
+@pytest.mark.parametrize(("micro", "expected"), [(None, 8), ("auto", 8), (3, 3), (8, 8), (99, 8)])
+def test_a_micro_batch_is_never_larger_than_the_batch(put, micro, expected):
+    assert put(loop__micro_batch=micro).micro_batch == expected
 
 
-@pytest.mark.parametrize(("share", "found"), [(2.0, None), (0.9, 4), (0.0, 1)])
-def test_a_micro_batch_is_what_fits_into_free_memory(share, found, put, monkeypatch):
+@pytest.mark.parametrize(("share", "expected"), [(2.0, None), (0.9, 4), (0.0, 1)])
+def test_a_micro_batch_is_what_fits_into_free_memory(share, expected, put, monkeypatch):
     whole = sum(memory_parts(put().blueprint).values())
     monkeypatch.setattr(
         memory_estimate, "free_bytes", lambda device: share * whole / memory_estimate.FILLED
@@ -53,8 +53,8 @@ def test_a_micro_batch_is_what_fits_into_free_memory(share, found, put, monkeypa
 
     run = put()
 
-    assert run.blueprint.config.loop.micro_batch == found
-    assert run.micro_batch == (found or 8)
+    assert run.blueprint.config.loop.micro_batch == expected
+    assert run.micro_batch == (expected or 8)
 
 
 def test_steps_and_stages_are_those_of_the_data(put):
@@ -65,7 +65,7 @@ def test_steps_and_stages_are_those_of_the_data(put):
     )  # 20 examples in batches of 8, the last one short
     assert run.blueprint.course.sizes.steps_per_epoch == 3
     seen = [run.streams["main"].sampler.indices(step) for step in range(3)]
-    assert sorted(torch.cat([torch.from_numpy(each) for each in seen]).tolist()) == list(range(20))
+    assert sorted(torch.cat([torch.from_numpy(rows) for rows in seen]).tolist()) == list(range(20))
 
 
 def test_the_order_follows_from_the_seed(put):
@@ -97,7 +97,7 @@ def test_only_a_run_that_asks_for_it_puts_texts_of_like_length_together(put, tmp
         run = put(data=data, loop__bucket=bucket)
         order = run.streams["main"].sampler
         steps = [run.data.lengths[order.indices(n)] for n in range(order.steps_per_epoch)]
-        longest[bucket] = sum(int(each.max()) for each in steps)
+        longest[bucket] = sum(int(lengths.max()) for lengths in steps)
 
     assert longest[True] < 0.9 * longest[False]
 
@@ -114,9 +114,9 @@ def test_the_rate_of_each_group_is_base_times_scale_times_schedule(put):
         groups = run.step.optimizer.param_groups
         rates.append({group["layer"]: group["lr"] for group in groups})
 
-    for number, found in enumerate(rates):
+    for number, group_rates in enumerate(rates):
         head = 0.8 * (4 - number) / 4
-        assert found == pytest.approx(
+        assert group_rates == pytest.approx(
             {"head.class": head, "block.1": head / 2, "block.0": head / 4, "embeddings": head / 8}
         )
 
@@ -150,7 +150,7 @@ def test_the_gradient_is_clipped_as_asked(put, clip):
     run.step([{"main": run.data.splits["train"].data.batch(range(8))}], 0)
 
     moved = [weight - before[name] for name, weight in tiny.weights_of(run.model).items()]
-    far = float(torch.cat([each.flatten() for each in moved]).norm())
+    far = float(torch.cat([change.flatten() for change in moved]).norm())
     assert far == pytest.approx(clip, rel=1e-2) if clip else far > 0.01
 
 
@@ -303,7 +303,7 @@ QUICK = (
     "experiment=sample/labels", "experiment=tutorial/multitask", "experiment=recipe/clm",
     *(f"adaptation={name}" for name in ("ulmfit", "ewc", "chain_thaw", "lora")),
 )  # fmt: skip
-EXPERIMENTS = [f"experiment={each.name}" for each in options() if each.group == "experiment"]
+EXPERIMENTS = [f"experiment={option.name}" for option in options() if option.group == "experiment"]
 
 
 def composed(folder, *words, resume=AUTO):
@@ -331,14 +331,14 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
     run = begun(tmp_path / "run", word, "init_from=RUN")
     config, command = composed(run.path, word, "init_from=RUN")
 
-    found = config_to_resume(
+    resumed = config_to_resume(
         config,
         find_run(config.resume, config.run.dir),
         command,
         CommandLine.of_this_command().overrides,
     )
 
-    assert as_yaml(found) == run.config.read_text()
+    assert as_yaml(resumed) == run.config.read_text()
 
 
 def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_path):
@@ -351,14 +351,14 @@ def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_p
     run.config.write_text("".join(older[:-1]))  # nor had it a hash
     config, command = composed(run.path, word)
 
-    found = config_to_resume(
+    resumed = config_to_resume(
         config,
         find_run(config.resume, config.run.dir),
         command,
         CommandLine.of_this_command().overrides,
     )
 
-    assert found.model == config.model
+    assert resumed.model == config.model
     assert read_plain(run.config)["model"]["norm"] == "layer"
 
 
@@ -377,9 +377,10 @@ def test_a_run_that_was_begun_before_tables_were_looked_at_is_the_same_run(tmp_p
     run = begun_before_tables_were_looked_at(tmp_path / "run")
     config, command = composed(run.path, *TABLE)
 
-    found = config_to_resume(config, run, command, TABLE)
+    resumed = config_to_resume(config, run, command, TABLE)
 
-    assert (found.data.text, found.data.header, "errors" in found.data) == ("text", True, False)
+    data = resumed.data
+    assert (data.text, data.header, "errors" in data) == ("text", True, False)
 
 
 def test_a_run_keeps_the_size_of_its_vocabulary_where_none_is_typed(tmp_path):
@@ -387,9 +388,9 @@ def test_a_run_keeps_the_size_of_its_vocabulary_where_none_is_typed(tmp_path):
     run = begun(tmp_path / "run", *fresh, "tokenizer.size=28996")  # the default of earlier versions
     config, command = composed(run.path, *fresh)
 
-    found = config_to_resume(config, run, command, fresh)
+    resumed = config_to_resume(config, run, command, fresh)
 
-    assert (config.tokenizer.size, found.tokenizer.size) == ("auto", 28996)
+    assert (config.tokenizer.size, resumed.tokenizer.size) == ("auto", 28996)
 
 
 def test_an_option_that_is_newer_than_a_run_cannot_be_added_to_it(tmp_path):

@@ -161,10 +161,10 @@ def test_what_a_card_is_told_is_no_markup(mark):
 
     page = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(card(**every))
 
-    kinds = {each.type for token in page for each in (token, *(token.children or ()))}
+    kinds = {node.type for token in page for node in (token, *(token.children or ()))}
     assert not {kind for kind in kinds if "html" in kind or "image" in kind or "link" in kind}
     code = [
-        each.content for token in page for each in token.children or () if each.type[:4] == "code"
+        node.content for token in page for node in token.children or () if node.type[:4] == "code"
     ]
     assert code == [hostile, "plain", hostile]
 
@@ -308,7 +308,7 @@ def test_a_program_can_read_the_list(capsys):
 
     records = json.loads(capsys.readouterr().out)
     assert len(records) == len(options())
-    base = next(each for each in records if (each["group"], each["option"]) == ("model", "base"))
+    base = next(row for row in records if (row["group"], row["option"]) == ("model", "base"))
     assert base["origin"] == "packaged"
     assert base["target"] == "transfer_cli.model.backbone.BackboneShape"
 

@@ -41,8 +41,8 @@ def of_stream(stream, table_format, content, given=RECOGNISED):
 def read(content, table_format="csv", columns=TEXT):
     """Return the rows that can be read as (line, text), and what was said of the others."""
     errors = []
-    found = rows_of(table_of(content, table_format), columns, errors.append)
-    return [(row.line, row.example.text) for row in found], [str(error) for error in errors]
+    parsed = rows_of(table_of(content, table_format), columns, errors.append)
+    return [(row.line, row.example.text) for row in parsed], [str(error) for error in errors]
 
 
 def rows(*texts):
@@ -67,32 +67,32 @@ def rows(*texts):
 def test_a_row_that_cannot_be_read_is_told_of_and_the_rest_is_read(
     table_format, content, texts, said
 ):
-    found, errors = read(content, table_format)
+    numbered, errors = read(content, table_format)
 
-    assert [text for _, text in found] == texts
+    assert [text for _, text in numbered] == texts
     assert len(errors) == len(said)
     for error, beginning in zip(errors, said, strict=True):
         assert error.startswith(f"a, {beginning}")
 
 
 def test_lines_are_counted_on_after_rows_of_several_lines():
-    found, errors = read(b'text,n\n"a\nb",1\nbad\n"c\n\nd",2\nworse\ne,3\n')
+    numbered, errors = read(b'text,n\n"a\nb",1\nbad\n"c\n\nd",2\nworse\ne,3\n')
 
-    assert found == [(2, "a\nb"), (5, "c\n\nd"), (9, "e")]
+    assert numbered == [(2, "a\nb"), (5, "c\n\nd"), (9, "e")]
     assert [error.partition(":")[0] for error in errors] == ["a, line 4", "a, line 8"]
 
 
 def test_a_missing_quote_costs_one_row_and_not_all_that_follow():
-    found, errors = read(b'text,n\n"a,1\nb,2\nc,3\n"d, e",4\n')
+    numbered, errors = read(b'text,n\n"a,1\nb,2\nc,3\n"d, e",4\n')
 
-    assert found == [(3, "b"), (4, "c"), (5, "d, e")]
+    assert numbered == [(3, "b"), (4, "c"), (5, "d, e")]
     assert [error.partition(":")[0] for error in errors] == ["a, line 2"]
 
 
 def test_a_bad_byte_in_a_row_of_several_lines_costs_that_row_alone():
-    found, errors = read(b'text,n\n"a\n\xff\nb",1\nc,2\n')
+    numbered, errors = read(b'text,n\n"a\n\xff\nb",1\nc,2\n')
 
-    assert found == [(5, "c")]
+    assert numbered == [(5, "c")]
     assert [error.partition(":")[0] for error in errors] == ["a, line 3"]
 
 
@@ -110,9 +110,9 @@ def test_what_is_read_again_has_a_limit(monkeypatch):
 
     errors = []
     table = of_stream(Counting(content), "csv", content, Layout(quotes="double"))
-    found = list(rows_of(table, TEXT, errors.append))
+    parsed = list(rows_of(table, TEXT, errors.append))
 
-    assert not found
+    assert not parsed
     assert taken == 3_002
     # Were each line read again with all that follow, there would be an error for each.
     assert len(errors) < 1_500
@@ -121,9 +121,9 @@ def test_what_is_read_again_has_a_limit(monkeypatch):
 def test_a_line_that_is_too_long_is_left_out_in_bounded_memory(monkeypatch):
     monkeypatch.setattr(predict_input.readers, "MAX_LINE_BYTES", 100)
 
-    found, errors = read(b"a\n" + b"x" * 1000 + b"\nc\n", "text")
+    numbered, errors = read(b"a\n" + b"x" * 1000 + b"\nc\n", "text")
 
-    assert found == [(1, "a"), (3, "c")]
+    assert numbered == [(1, "a"), (3, "c")]
     assert [error[:20] for error in errors] == ["a, line 2: longer th"]
 
 
@@ -141,15 +141,15 @@ def test_other_columns_are_kept_where_they_are_asked_for():
     ).map(b"".join)
 )
 def test_whatever_is_in_a_table_every_row_is_read_once_or_told_of(content):
-    found, errors, refused = [], [], None
+    numbered, errors, refused = [], [], None
     try:
-        found, errors = read(b"text,n\n" + content)
+        numbered, errors = read(b"text,n\n" + content)
     except DataError as error:
         refused = str(error)
 
     asked = ("has no rows", "encoding=", "header=")
     assert refused is None or any(word in refused for word in asked)
-    lines = [line for line, _ in found]
+    lines = [line for line, _ in numbered]
     assert lines == sorted(set(lines))
     for error in errors:
         assert int(error.removeprefix("a, line ").partition(":")[0]) not in lines
@@ -181,18 +181,18 @@ def test_bad_rows_are_one_line_by_reason(caplog):
 def test_windows_hold_all_rows_in_order():
     given_rows = rows(*"abcdefg")
 
-    found = list(windows(iter(given_rows), 3, lambda: True))
+    portions = list(windows(iter(given_rows), 3, lambda: True))
 
-    assert [len(window) for window in found] == [3, 3, 1]
-    assert [row for window in found for row in window] == given_rows
+    assert [len(window) for window in portions] == [3, 3, 1]
+    assert [row for window in portions for row in window] == given_rows
 
 
 def test_a_window_is_full_after_so_many_characters(monkeypatch):
     monkeypatch.setattr(predict_input, "WINDOW_CHARACTERS", 10)
 
-    found = list(windows(iter(rows("a" * 9, "b", "c" * 30, "d")), 100, lambda: True))
+    portions = list(windows(iter(rows("a" * 9, "b", "c" * 30, "d")), 100, lambda: True))
 
-    assert [[row.line for row in window] for window in found] == [[1, 2], [3], [4]]
+    assert [[row.line for row in window] for window in portions] == [[1, 2], [3], [4]]
 
 
 def test_no_row_is_taken_before_the_window_before_it_is_done():
@@ -204,18 +204,18 @@ def test_no_row_is_taken_before_the_window_before_it_is_done():
             taken += 1
             yield Row(taken, Example("a"), {}, 0)
 
-    found = windows(endless(), 8, lambda: True)
+    portions = windows(endless(), 8, lambda: True)
     for number in range(1, 100):
-        next(found)
+        next(portions)
         assert taken == 8 * number
 
 
 def test_a_window_ends_where_the_next_line_is_not_there_yet():
     there = iter([True, False, True, True])
 
-    found = list(windows(iter(rows(*"abcd")), 100, lambda: next(there)))
+    portions = list(windows(iter(rows(*"abcd")), 100, lambda: next(there)))
 
-    assert [[row.line for row in window] for window in found] == [[1, 2], [3, 4]]
+    assert [[row.line for row in window] for window in portions] == [[1, 2], [3, 4]]
 
 
 # ---------------------------------------------------------------------------------------- pipes
@@ -251,12 +251,12 @@ def test_a_pipe_gives_the_lines_that_a_file_gives(pipe, monkeypatch, chunk):
     os.write(writer, content)
     os.close(writer)
 
-    found = []
+    pieces = []
     while line := lines.readline(20):
-        found.append(line)
+        pieces.append(line)
 
     stream = io.BytesIO(content)
-    assert found == list(iter(lambda: stream.readline(20), b""))
+    assert pieces == list(iter(lambda: stream.readline(20), b""))
 
 
 # -------------------------------------------------------------------------------------- written
@@ -280,10 +280,10 @@ def written(table_format, row, columns=KEPT):
 @given(text=texts, pair=texts, kept=texts)
 def test_csv_gives_back_any_text(text, pair, kept):
     columns = Columns(Chosen("a", "b", LABEL), keep=True, task=TASK)
-    found = written("csv", Row(1, Example(text, pair=pair), {"n": kept}, 0), columns)
+    fields = written("csv", Row(1, Example(text, pair=pair), {"n": kept}, 0), columns)
 
     # The reader takes \r\n inside a value for the end of a line, which it writes as \n.
-    assert {name: value.replace("\r\n", "\n") for name, value in found.items()} == {
+    assert {name: value.replace("\r\n", "\n") for name, value in fields.items()} == {
         "text": text.replace("\r\n", "\n"),
         "pair": pair.replace("\r\n", "\n"),
         "label": "yes",
@@ -297,9 +297,9 @@ def test_csv_gives_back_any_text(text, pair, kept):
 
 def test_json_lines_hold_what_is_kept_as_it_was():
     row = Row(1, Example("a", pair="b"), {"n": [1, None], "x": "ü"}, 0)
-    found = written("jsonl", row, Columns(Chosen("text", "other", LABEL), keep=True, task=TASK))
+    fields = written("jsonl", row, Columns(Chosen("text", "other", LABEL), keep=True, task=TASK))
 
-    assert found == {
+    assert fields == {
         "text": "a", "label": "yes", "probability": 0.75,
         "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b", "n": [1, None], "x": "ü",
     }  # fmt: skip
@@ -309,10 +309,10 @@ def test_values_of_json_lines_become_cells():
     kept = {"list": [1, "a"], "nothing": None, "true": True, "text": 'a, "b"'}
     columns = Columns(Chosen("question", None, LABEL), keep=True, task=TASK)
 
-    found = written("tsv", Row(1, Example("a"), kept, 0), columns)
+    fields = written("tsv", Row(1, Example("a"), kept, 0), columns)
 
-    assert (found["text"], found["input/text"]) == ("a", 'a, "b"')
-    assert (found["list"], found["nothing"], found["true"]) == ('[1, "a"]', "", "true")
+    assert (fields["text"], fields["input/text"]) == ("a", 'a, "b"')
+    assert (fields["list"], fields["nothing"], fields["true"]) == ('[1, "a"]', "", "true")
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,10 @@ def test_values_of_json_lines_become_cells():
 def test_a_column_with_the_name_of_one_of_ours_gets_another(table_format, column):
     kept = {column: "x", f"input/{column}": "y"}
 
-    found = written(table_format, Row(1, Example("a"), kept, 0))
+    fields = written(table_format, Row(1, Example("a"), kept, 0))
 
-    assert found[column] != "x"
-    assert (found[f"input/input/{column}"], found[f"input/{column}"]) == ("x", "y")
+    assert fields[column] != "x"
+    assert (fields[f"input/input/{column}"], fields[f"input/{column}"]) == ("x", "y")
 
 
 def problem(table_format, *rows):
@@ -381,15 +381,15 @@ def test_half_a_surrogate_pair_is_said_before_it_is_written():
 
 
 @pytest.mark.parametrize(
-    ("chosen", "path", "found"),
+    ("chosen", "path", "expected"),
     [
         ("auto", "-", "jsonl"), ("auto", "a.csv", "csv"), ("auto", "a.TSV", "tsv"),
         ("auto", "a.ndjson", "jsonl"), ("auto", "a", "jsonl"), ("csv", "a.jsonl", "csv"),
         ("csv", "a.txt", "csv"),
     ],
 )  # fmt: skip
-def test_the_ending_tells_the_format(chosen, path, found):
-    assert format_of(chosen, path) == found
+def test_the_ending_tells_the_format(chosen, path, expected):
+    assert format_of(chosen, path) == expected
 
 
 @pytest.mark.parametrize("ending", ["txt", "foo", "xlsx", "parquet", "md"])

@@ -6,7 +6,7 @@ from transfer_cli.config.editor_schema import editor_schema
 
 
 @pytest.fixture
-def own(tmp_path):
+def own_folder(tmp_path):
     """Return a folder with a model of a new name, and one of the name of one of ours."""
     folder = tmp_path / "own"
     (folder / "model").mkdir(parents=True)

@@ -361,10 +361,10 @@ def complaint(value: Any, hint: Any) -> str:
 
 @given(st.integers(-(10**300), 10**300))
 def test_a_whole_number_is_good_for_a_number(value):
-    found = converted(value, float)
+    number = converted(value, float)
 
-    assert isinstance(found, float)
-    assert found == float(value)
+    assert isinstance(number, float)
+    assert number == float(value)
 
 
 @given(not_numbers)
@@ -489,13 +489,13 @@ def test_a_text_alone_arrives_as_typed(text):
 @given(text=st.text(st.sampled_from("$ {}\\'\"a=[],?\n:")))
 def test_hydra_reads_any_text_as_it_was_typed(text):
     (override,) = as_overrides([f"prompt={text}"], (), "prompt")
-    (found,) = OverridesParser.create().parse_overrides([override])
-    config = OmegaConf.create({"prompt": found.value()})
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    config = OmegaConf.create({"prompt": parsed.value()})
     OmegaConf.resolve(config)
 
     assert text_of(config.prompt, "prompt") == text
     assert not OmegaConf.missing_keys(config)
-    assert not found.is_sweep_override()
+    assert not parsed.is_sweep_override()
 
 
 @pytest.mark.parametrize(
@@ -575,8 +575,8 @@ def test_texts_of_a_plain_list_need_no_quotes(typed, texts):
     if texts is None:
         assert word == f"add={typed}"
     else:
-        (found,) = OverridesParser.create().parse_overrides([word])
-        assert found.value() == texts
+        (parsed,) = OverridesParser.create().parse_overrides([word])
+        assert parsed.value() == texts
     assert other == (f"other={typed}",)
 
 

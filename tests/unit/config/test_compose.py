@@ -55,23 +55,23 @@ def test_nothing_is_written_and_nothing_of_the_process_is_changed(tmp_path, word
 
 
 def test_a_folder_with_any_name_is_searched(tmp_path):
-    own = tmp_path / "it's, [my] ${own}"
-    (own / "model").mkdir(parents=True)
-    (own / "model" / "mine.yaml").write_text("# Mine\ndefaults:\n  - tiny\nwidth: 64\n")
+    folder = tmp_path / "it's, [my] ${own}"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "mine.yaml").write_text("# Mine\ndefaults:\n  - tiny\nwidth: 64\n")
 
-    assert made(["--config-dir", str(own), "model=mine"]).model.width == 64
+    assert made(["--config-dir", str(folder), "model=mine"]).model.width == 64
 
 
 def test_own_configs_extend_ours(tmp_path):
-    own = tmp_path / "own"
-    (own / "model").mkdir(parents=True)
-    (own / "model" / "mine.yaml").write_text("# Mine\ndefaults:\n  - tiny\nwidth: 64\n")
-    (own / "start.yaml").write_text(
+    folder = tmp_path / "own"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "mine.yaml").write_text("# Mine\ndefaults:\n  - tiny\nwidth: 64\n")
+    (folder / "start.yaml").write_text(
         "# Mine\ndefaults:\n  - pretrain\n  - override model: mine\n  - _self_\nloop: {batch: 5}\n"
     )
 
-    by_option = made(["--config-dir", str(own), "model=mine"])
-    by_primary = made(["--config-dir", str(own), "--config-name", "start"])
+    by_option = made(["--config-dir", str(folder), "model=mine"])
+    by_primary = made(["--config-dir", str(folder), "--config-name", "start"])
 
     assert by_option.model.width == 64
     assert (by_primary.model.width, by_primary.loop.batch) == (64, 5)
@@ -151,9 +151,9 @@ def test_a_checked_config_is_frozen_and_what_is_decided_goes_into_a_copy():
     assert (decided.optimizer.lr, decided.forgetting.data) == (0.5, {"a": 1})
     assert config.optimizer.lr == "1.0e-4*384/width"
     assert config.forgetting.data is None
-    for each in (config, decided):
+    for frozen in (config, decided):
         with pytest.raises(ReadonlyConfigError):
-            each.seed = 1
+            frozen.seed = 1
 
 
 def test_a_config_of_ones_own_may_set_what_hydra_elsewhere_reads(tmp_path):

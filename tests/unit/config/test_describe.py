@@ -33,13 +33,13 @@ from transfer_cli.config.suggest import options_with, other_words, suggest
 
 
 def option_of(group, name):
-    [found] = [each for each in options() if (each.group, each.name) == (group, name)]
-    return found
+    [match] = [option for option in options() if (option.group, option.name) == (group, name)]
+    return match
 
 
 def names_of(command, group, **how):
-    found = offered(command, commands.ALL[command], **how)
-    return [option.name for option in found if option.group == group]
+    offers = offered(command, commands.ALL[command], **how)
+    return [option.name for option in offers if option.group == group]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_the_description_is_the_first_comment_that_is_no_instruction(tmp_path, t
     assert description(tmp_path / "option.yaml") == line
 
 
-def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own):
-    found = {option.name: option for option in options(own) if option.origin == OWN}
+def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own_folder):
+    by_name = {option.name: option for option in options(own_folder) if option.origin == OWN}
 
-    assert not found["huge"].shadowed
-    assert found["tiny"].shadowed
+    assert not by_name["huge"].shadowed
+    assert by_name["tiny"].shadowed
 
 
 # --- what means something ----------------------------------------------------------------------
@@ -85,11 +85,11 @@ def test_what_a_condition_rules_out_is_hidden():
     ],
 )
 def test_an_experiment_is_offered_to_the_command_that_can_run_it(command, without, expected):
-    found = names_of(command, "experiment", without=without)
+    names = names_of(command, "experiment", without=without)
 
-    assert set(expected.split()) <= set(found)
-    assert not set(found) & ({"sample/pretrain"} if command == "finetune" else {"sample/finetune"})
-    for name in found:
+    assert set(expected.split()) <= set(names)
+    assert not set(names) & ({"sample/pretrain"} if command == "finetune" else {"sample/finetune"})
+    for name in names:
         compose(command, Request(overrides=(f"experiment={name}",)))
 
 
@@ -129,7 +129,9 @@ def test_an_option_names_what_it_is_put_together_from():
     ]
 
 
-@pytest.mark.parametrize("name", [name for name, each in commands.ALL.items() if each.composes])
+@pytest.mark.parametrize(
+    "name", [name for name, command in commands.ALL.items() if command.composes]
+)
 def test_the_declared_keys_are_those_of_the_config(name):
     config = compose(name, Request())
     plain = {key for key in declared(name) if "." not in key}
@@ -241,9 +243,9 @@ def test_keys_of_own_options_are_known(tmp_path):
 
 
 def test_the_options_that_bring_a_key_are_named_but_not_those_of_other_commands():
-    found = options_with("data.train", "finetune")
-    assert {"data=choices", "data=numbers", "data=table"} <= {*found}
-    assert "data=text" not in found
+    words = options_with("data.train", "finetune")
+    assert {"data=choices", "data=numbers", "data=table"} <= {*words}
+    assert "data=text" not in words
     assert options_with("optimizer.momentum", "finetune") == ["optimizer=muon", "optimizer=sgd"]
     assert options_with("nothing.there", "finetune") == []
 
@@ -290,11 +292,13 @@ def test_what_a_resume_changes_names_no_run_and_is_no_other_commands():
 # --- help text -----------------------------------------------------------------------------------
 
 
-COMPOSING = {name: each for name, each in commands.ALL.items() if each.composes}
-ABOUT = {f"{each.typed_as}": each for about in commands.ABOUT.values() for each in about.values()}
+COMPOSING = {name: command for name, command in commands.ALL.items() if command.composes}
+ABOUT = {
+    command.typed_as: command for kinds in commands.ABOUT.values() for command in kinds.values()
+}
 SHOWN = {
-    **{name: (name, each) for name, each in COMPOSING.items()},
-    **{name: (name.split()[1], each) for name, each in ABOUT.items()},
+    **{name: (name, command) for name, command in COMPOSING.items()},
+    **{name: (name.split()[1], command) for name, command in ABOUT.items()},
 }
 
 
@@ -341,7 +345,9 @@ def test_the_help_fits_two_screens(typed):
     assert fits(help_of(typed))
 
 
-@pytest.mark.parametrize("name", [name for name, each in commands.ALL.items() if not each.composes])
+@pytest.mark.parametrize(
+    "name", [name for name, command in commands.ALL.items() if not command.composes]
+)
 def test_the_help_of_a_command_without_a_config_fits_too(name):
     text = str(commands.about(name))
 
@@ -423,9 +429,9 @@ def test_the_keys_of_a_part_are_shown_however_it_is_chosen(words, key):
     assert f"\n  {key}" in help_of("finetune", *words)
 
 
-def test_the_help_lists_own_options(own):
-    short = help_of("pretrain", "--config-dir", str(own))
-    text = help_of("pretrain", "all", "--config-dir", str(own))
+def test_the_help_lists_own_options(own_folder):
+    short = help_of("pretrain", "--config-dir", str(own_folder))
+    text = help_of("pretrain", "all", "--config-dir", str(own_folder))
 
     assert "*base, huge, " in short
     assert "Too large for you" in text
@@ -492,13 +498,15 @@ def test_keys_that_a_command_ignores_are_not_listed():
 
 @pytest.mark.parametrize("words", [["--help", "all"], ["--help=all"], ["all", "-h"]])
 def test_all_is_asked_for_in_several_ways(words):
-    found = parse(["data=table", *words])
+    request = parse(["data=table", *words])
 
-    assert (found.asks_help, found.asks_all, found.overrides) == (True, True, ("data=table",))
+    assert (request.asks_help, request.asks_all, request.overrides) == (True, True, ("data=table",))
 
 
 def test_every_option_is_of_a_group_that_some_command_takes():
-    taken = {option.group for name, each in COMPOSING.items() for option in offered(name, each)}
+    taken = {
+        option.group for name, command in COMPOSING.items() for option in offered(name, command)
+    }
 
     assert {option.group for option in options()} == taken
 
@@ -594,9 +602,9 @@ def test_own_options_are_completed(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# My own\nwidth: 1\n")
 
-    found = completions(f"transfer pretrain --config-dir {tmp_path} model=mi")
+    offers = completions(f"transfer pretrain --config-dir {tmp_path} model=mi")
 
-    assert found == {"model=mine": "My own"}
+    assert offers == {"model=mine": "My own"}
 
 
 @pytest.mark.parametrize("name", ["a b", "a;id", "a$(id)", "a\x1b[2J", "a\nb", "a'", "a\udcff"])
@@ -609,21 +617,23 @@ def test_a_name_that_a_shell_or_terminal_would_obey_is_not_offered(name, folder)
     assert not completions("transfer pretrain --config-dir own model=a")
 
 
-@pytest.mark.parametrize("name", [name for name, each in commands.ALL.items() if each.composes])
+@pytest.mark.parametrize(
+    "name", [name for name, command in commands.ALL.items() if command.composes]
+)
 def test_every_key_of_a_config_is_offered_and_no_other(name):
     command = commands.ALL[name]
     config = compose(name, Request(), return_hydra_config=True)
     keys = _Keys(name, Request(), config).all()
     wanted = {key for key in keys if not key.startswith(command.ignores)}
 
-    found = set()
+    offers = set()
     for key in wanted:
         start = commands.SPOKEN.get(key, key).rpartition(".")[0]
-        found |= set(completions(f"transfer {name} {f'{start}.' if start else ''}"))
+        offers |= set(completions(f"transfer {name} {f'{start}.' if start else ''}"))
 
     spoken = {f"{commands.SPOKEN.get(key, key)}=" for key in wanted}
-    assert spoken <= found
-    more = {key for key in found - spoken if key.endswith("=") and "." in key}
+    assert spoken <= offers
+    more = {key for key in offers - spoken if key.endswith("=") and "." in key}
     assert more <= {"data.changed=", "resume.strict=", "sweep.over=", "sweep.published="}
 
 

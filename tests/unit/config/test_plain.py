@@ -352,19 +352,21 @@ def test_a_key_has_its_meaning_its_default_and_its_words(schema):
     assert line.startswith("LoRA: low-rank updates")
 
 
-def test_presets_print_it_with_options_of_ones_own(own, capsys):
-    presets(["--schema", "--config-dir", str(own)])
+def test_presets_print_it_with_options_of_ones_own(own_folder, capsys):
+    presets(["--schema", "--config-dir", str(own_folder)])
 
     printed = json.loads(capsys.readouterr().out)
-    assert printed == editor_schema(own)
+    assert printed == editor_schema(own_folder)
     assert "huge" in printed["definitions"]["model"]["anyOf"][0]["enum"]
 
 
-def test_a_class_of_a_package_may_take_more(own):
-    (own / "data").mkdir()
-    (own / "data" / "mine.yaml").write_text("# Mine\n_target_: mylab.data.Mine\ntrain: null\n")
+def test_a_class_of_a_package_may_take_more(own_folder):
+    (own_folder / "data").mkdir()
+    (own_folder / "data" / "mine.yaml").write_text(
+        "# Mine\n_target_: mylab.data.Mine\ntrain: null\n"
+    )
 
-    made = editor_schema(own)
+    made = editor_schema(own_folder)
 
     mine = made["definitions"]["data"]["anyOf"][-1]["properties"]["mine"]
     assert mine == {"type": "object", "description": "Mine"}

@@ -51,13 +51,13 @@ def stored(tmp_path):
 
 def changed(key, value):
     """Return the plain config with another value at `key`."""
-    found = copy.deepcopy(PLAIN)
+    plain = copy.deepcopy(PLAIN)
     *parents, name = key.split(".")
-    node = found
+    node = plain
     for parent in parents:
         node = node.setdefault(parent, {})
     node[name] = value
-    return found
+    return plain
 
 
 # ------------------------------------------------------------------------------- as written
@@ -101,10 +101,10 @@ def test_a_flipped_bit_is_noticed_whatever_it_makes_of_a_value(stored):
     for place in range(len(whole)):
         text = f"{whole[:place]}{chr(ord(whole[place]) ^ 1 << place % 4)}{whole[place + 1 :]}"
         try:
-            found = stored(text)
+            restored = stored(text)
         except CheckpointError:
             continue
-        assert as_yaml(found) == whole, place  # of the word that says what the hash is
+        assert as_yaml(restored) == whole, place  # of the word that says what the hash is
 
 
 def test_a_config_that_was_changed_on_purpose_is_read_without_its_hash(stored):
@@ -228,7 +228,7 @@ def test_what_is_no_file_is_refused_instead_of_waited_for(tmp_path, make):
 def test_fuzz_stored_configs(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("fuzz") / "config.yaml"
     text = yaml.safe_dump(PLAIN).encode()
-    values = altered(PLAIN).map(lambda found: yaml.safe_dump(found).encode("utf-8", "replace"))
+    values = altered(PLAIN).map(lambda config: yaml.safe_dump(config).encode("utf-8", "replace"))
     path.write_bytes(data.draw(values | damaged(text)))
     tried(lambda: as_yaml(read_stored(path, "pretrain", "run")), CheckpointError)
 
@@ -288,9 +288,9 @@ def read(tmp_path, text):
 
 
 def test_keys_are_dotted_and_lists_are_values(tmp_path):
-    found = read(tmp_path, "optimizer:\n  lr: 1e-3\n  betas: [0.9, 0.999]\nseed: 3\nlosses: {}\n")
+    values = read(tmp_path, "optimizer:\n  lr: 1e-3\n  betas: [0.9, 0.999]\nseed: 3\nlosses: {}\n")
 
-    assert found == {"optimizer.lr": 0.001, "optimizer.betas": [0.9, 0.999], "seed": 3}
+    assert values == {"optimizer.lr": 0.001, "optimizer.betas": [0.9, 0.999], "seed": 3}
 
 
 def test_what_looks_like_something_to_fill_in_is_a_text(tmp_path):
@@ -337,7 +337,7 @@ def test_what_is_no_plain_yaml_is_refused(tmp_path, text):
 
 
 def test_a_word_of_the_command_line_is_read_alike():
-    assert [scalar(each) for each in ("1e-3", "2", "null", "true", "lora")] == [
+    assert [scalar(word) for word in ("1e-3", "2", "null", "true", "lora")] == [
         0.001, 2, None, True, "lora",
     ]  # fmt: skip
 

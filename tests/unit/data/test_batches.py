@@ -153,7 +153,7 @@ def test_portions_keep_the_order_and_every_index(count, portion):
 
 
 def weighted(*sizes_and_weights):
-    return [WeightedSource(f"s{n}", *each) for n, each in enumerate(sizes_and_weights)]
+    return [WeightedSource(f"s{n}", *pair) for n, pair in enumerate(sizes_and_weights)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -179,11 +179,11 @@ def test_weighted_sources_have_their_shares_of_each_epoch_and_are_passed_over_ev
     begins = np.cumsum([0, *sizes])
     for number, (size, quota) in enumerate(zip(sizes, quotas(sources), strict=True)):
         first, last = begins[number], begins[number + 1]
-        drawn = [np.sort(each[(each >= first) & (each < last)]) for each in epochs]
-        assert [len(each) for each in drawn] == [quota] * 3
+        drawn = [np.sort(order[(order >= first) & (order < last)]) for order in epochs]
+        assert [len(part) for part in drawn] == [quota] * 3
         times = np.bincount(np.concatenate(drawn) - first, minlength=size)
         assert times.max() - times.min() <= 1
-    assert [len(each) for each in epochs] == [total] * 3
+    assert [len(order) for order in epochs] == [total] * 3
     again = StepSampler(total, 5, seed, sources=sources)
     assert again.indices(7).tolist() == sampler.indices(7).tolist()
 
@@ -202,8 +202,8 @@ def test_lanes_go_on_where_the_step_before_ended(examples, batch, world_size):
 
     assert sorted(np.concatenate(steps)) == list(range(examples))
     for rank in range(world_size):
-        own = [shard(step, rank, world_size) for step in steps]
-        for before, after in itertools.pairwise(own):
+        shards = [shard(step, rank, world_size) for step in steps]
+        for before, after in itertools.pairwise(shards):
             assert after.tolist() == (before[: len(after)] + 1).tolist()
     assert lanes.indices(lanes.steps_per_epoch).tolist() == steps[0].tolist()
 
@@ -211,7 +211,7 @@ def test_lanes_go_on_where_the_step_before_ended(examples, batch, world_size):
 STREAMS = {"main": 100, "big": 1600, "small": 25}
 
 sizes = st.dictionaries(st.text("abc", min_size=1, max_size=2), st.integers(1, 10_000), max_size=4)
-sizes_with_main = sizes.map(lambda found: {**found, "main": 60})
+sizes_with_main = sizes.map(lambda drawn: {**drawn, "main": 60})
 powers = st.floats(0, 2)
 
 
@@ -246,8 +246,8 @@ def test_streams_are_drawn_in_proportion_to_a_power_of_their_size(power, expecte
 @given(sizes=sizes_with_main, power=powers, seed=st.integers(0, 9), total=st.integers(1, 300))
 def test_whoever_asks_gets_the_same_streams(sizes, power, seed, total):
     one, other = (
-        mixture(found, power=power, seed=seed, total=total)
-        for found in (sizes, dict(reversed(sizes.items())))
+        mixture(counts, power=power, seed=seed, total=total)
+        for counts in (sizes, dict(reversed(sizes.items())))
     )
 
     assert streams(one) == streams(other)
@@ -374,9 +374,9 @@ def test_in_lanes_every_block_counts_once_after_those_before_it(blocks, tokens, 
     context = TextContext("memory", tokens, 16)
 
     scored = []
-    for own in portions_of(split, context, batch, world_size):
+    for portions in portions_of(split, context, batch, world_size):
         before = None
-        for portion in own:
+        for portion in portions:
             assert len(portion.rows) <= batch
             assert portion.begins == (before is None or portion.rows[0] != before[0] + 1)
             if portion.begins:
@@ -394,12 +394,12 @@ def test_in_lanes_every_block_counts_once_after_those_before_it(blocks, tokens, 
 
 def test_a_block_that_is_read_to_be_remembered_has_no_targets(short_lanes):
     split = Split("test", tiny.blocks(tokens=160, length=16))
-    own, *_ = portions_of(split, TextContext("memory", 16, 16), 8, 1)
+    portions, *_ = portions_of(split, TextContext("memory", 16, 16), 8, 1)
 
-    batch = own[0].targets_in(split.data.batch(own[0].rows))
+    batch = portions[0].targets_in(split.data.batch(portions[0].rows))
 
     has_target = (batch["next_tokens"] != IGNORE).all(1)
-    assert has_target.tolist() == own[0].is_scored.tolist()
+    assert has_target.tolist() == portions[0].is_scored.tolist()
     assert 0 < has_target.sum() < len(has_target)
 
 
@@ -408,7 +408,7 @@ def test_without_a_memory_each_process_has_every_nth_batch():
 
     shares = portions_of(split, None, 3, 2)
 
-    rows = [[portion.rows.tolist() for portion in own] for own in shares]
+    rows = [[portion.rows.tolist() for portion in share] for share in shares]
     assert rows == [[[9, 8, 7], [3, 2, 1]], [[6, 5, 4], [0]]]
 
 
@@ -641,7 +641,7 @@ def test_texts_that_fit_exactly_are_not_cut():
     direction=st.sampled_from(["causal", "bidirectional"]),
 )
 def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
-    found = row(Example(words(first), pair=words(second)), direction, length)
+    encoded = row(Example(words(first), pair=words(second)), direction, length)
     num_special = 2 if direction == "causal" else 3
     room = length - num_special
     # The definition, one token at a time; of texts as long, the one that was longer keeps more.
@@ -650,7 +650,7 @@ def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
         kept[0 if kept[0] > kept[1] or (kept[0] == kept[1] and first <= second) else 1] -= 1
 
     expected = [*tokens(kept[0]), SEP, *tokens(kept[1])]
-    body = found[:-1] if direction == "causal" else found[1:-1]
+    body = encoded[:-1] if direction == "causal" else encoded[1:-1]
     assert body == expected
 
 
@@ -664,10 +664,10 @@ def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
 def test_one_text_alone_is_cut_where_it_is_asked(truncate, first, second, kept):
     example = Example(words(first), pair=words(second))
 
-    found = encode_texts([example], TOKENIZER, 8, "causal", truncate=truncate)
+    encoded = encode_texts([example], TOKENIZER, 8, "causal", truncate=truncate)
 
     expected = [*tokens(kept[0]), SEP, *tokens(kept[1]), CLS]
-    assert found.batch(np.array([0]))["tokens"].tolist() == [expected]
+    assert encoded.batch(np.array([0]))["tokens"].tolist() == [expected]
 
 
 @pytest.mark.parametrize(

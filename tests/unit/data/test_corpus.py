@@ -236,9 +236,9 @@ def test_every_token_but_the_first_is_a_target_once(num_tokens, length, batch):
 
     targets, inputs = [], []
     for start in range(0, len(blocks), batch):
-        found = blocks.batch(np.arange(start, min(start + batch, len(blocks))))
-        targets += found["next_tokens"][found["mask"]].tolist()
-        inputs += found["tokens"][found["mask"]].tolist()
+        tensors = blocks.batch(np.arange(start, min(start + batch, len(blocks))))
+        targets += tensors["next_tokens"][tensors["mask"]].tolist()
+        inputs += tensors["tokens"][tensors["mask"]].tolist()
 
     assert targets == list(range(1, num_tokens))
     assert inputs == list(range(num_tokens - 1))
@@ -248,19 +248,19 @@ def test_every_token_but_the_first_is_a_target_once(num_tokens, length, batch):
 @given(num_tokens=st.integers(2, 60), length=st.integers(1, 20))
 def test_padding_is_masked_and_has_no_target(num_tokens, length):
     blocks = TextBlocks(stream(num_tokens), length, pad=999)
-    found = blocks.batch(np.arange(len(blocks)))
+    batch = blocks.batch(np.arange(len(blocks)))
 
-    assert ((found["tokens"] == 999) == ~found["mask"]).all()
-    assert ((found["next_tokens"] == IGNORE) == ~found["mask"]).all()
-    assert found["index"].tolist() == list(range(len(blocks)))
+    assert ((batch["tokens"] == 999) == ~batch["mask"]).all()
+    assert ((batch["next_tokens"] == IGNORE) == ~batch["mask"]).all()
+    assert batch["index"].tolist() == list(range(len(blocks)))
 
 
 def test_full_blocks_are_all_real_in_any_order():
-    found = TextBlocks(stream(13), 4, pad=999).batch(np.array([2, 0]))
+    batch = TextBlocks(stream(13), 4, pad=999).batch(np.array([2, 0]))
 
-    assert found["mask"].all()
-    assert found["tokens"].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
-    assert found["next_tokens"].tolist() == [[9, 10, 11, 12], [1, 2, 3, 4]]
+    assert batch["mask"].all()
+    assert batch["tokens"].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    assert batch["next_tokens"].tolist() == [[9, 10, 11, 12], [1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("index", [-1, 3])
@@ -274,14 +274,14 @@ def test_in_a_window_every_token_is_a_target_once_after_as_much_history(
     num_tokens, length, history
 ):
     windows = TextBlocks(stream(num_tokens), length, pad=999, history=history)
-    found = windows.batch(np.arange(len(windows)))
+    batch = windows.batch(np.arange(len(windows)))
 
-    row, place = (found["next_tokens"] != IGNORE).nonzero(as_tuple=True)
-    target = found["next_tokens"][row, place]
+    row, place = (batch["next_tokens"] != IGNORE).nonzero(as_tuple=True)
+    target = batch["next_tokens"][row, place]
     assert target.tolist() == list(range(1, num_tokens))
-    assert (found["tokens"][row, place] == target - 1).all()
+    assert (batch["tokens"][row, place] == target - 1).all()
     assert (place >= target.clamp(max=history + 1) - 1).all()
-    assert found["tokens"].shape[1] <= length + history
+    assert batch["tokens"].shape[1] <= length + history
 
 
 LETTERS = WordPiece(60).make(lambda: iter(["a b c d e f", "bad cab fed"]))
@@ -381,9 +381,9 @@ def test_linked_folders_are_read_once_and_a_link_to_nothing_is_refused(folder, t
     (corpus / "far").symlink_to(folder)
     (corpus / "itself").symlink_to(corpus)
 
-    found = expand(str(corpus))
+    paths = expand(str(corpus))
 
-    assert [path.name for path in found] == [
+    assert [path.name for path in paths] == [
         "one.txt",
         "three.txt",
         "two.txt",
@@ -443,9 +443,9 @@ def test_files_of_a_folder_are_those_of_text(folder, tmp_path):
     (folder / "below").mkdir()
     write(folder / "below", a=["f"])
 
-    found = TextFiles(train=str(folder)).splits(tmp_path, 0)["train"].files
+    files = TextFiles(train=str(folder)).splits(tmp_path, 0)["train"].files
 
-    names = [Path(name).name for name in found]
+    names = [Path(name).name for name in files]
     assert names == ["a.txt", "one.txt", "three.txt", "two.txt", "validation.txt"]
 
 
@@ -543,8 +543,8 @@ def test_joined_tokens_are_those_of_one_array(tmp_path_factory, sizes, data):
     stored, whole = [], [0]
     for number, size in enumerate(sizes):
         path = tmp_path_factory.mktemp("shard")
-        own = (10 * number + place for place in range(1, size - 1))
-        tokens = np.array([0, *own, 0], np.uint16)
+        inner = (10 * number + place for place in range(1, size - 1))
+        tokens = np.array([0, *inner, 0], np.uint16)
         tokens.tofile(path / "tokens.bin")
         stored.append(StoredTokens(path, tokens.dtype, {"num_tokens": size}))
         whole += tokens[1:].tolist()

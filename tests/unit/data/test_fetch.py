@@ -471,9 +471,9 @@ def test_a_data_set_is_read_by_its_name_with_the_names_of_its_classes(hub, tmp_p
     data = HubTable(name="acme/reviews", test="test", text="review.body").load(tmp_path, 0)
 
     assert data.labels == ("bad", "good")
-    texts = {each.text for name in ("train", "validation") for each in data.splits[name]}
+    texts = {example.text for name in ("train", "validation") for example in data.splits[name]}
     assert texts == {f"this is text number {n}" for n in range(60)}
-    assert [each.label for each in data.splits["test"]] == [0, 1] * 5
+    assert [example.label for example in data.splits["test"]] == [0, 1] * 5
 
 
 def test_only_the_splits_that_are_asked_for_are_fetched_and_only_once(hub, tmp_path):
@@ -501,7 +501,7 @@ def test_other_tasks_and_texts_take_splits_of_the_hub_as_files(hub, tmp_path):
     text = TextFiles(train="hf:acme/reviews/train", field="review.body", validation_share=0.2)
 
     assert labels.labels == ("bad", "good")
-    assert {each.label for each in labels.splits["train"]} == {(0,), (0, 1), ()}
+    assert {example.label for example in labels.splits["train"]} == {(0,), (0, 1), ()}
     lines = [line for split in text.splits(tmp_path, 0).values() for line in split.lines()]
     assert sorted(lines) == sorted(f"this is text number {n}" for n in range(60))
 

@@ -73,9 +73,9 @@ def test_fuzz_tables_that_are_read_on_after_bad_rows(content, table_format):
 
     def read():
         lines = readers.all_lines(io.BytesIO(content), "a")
-        found = table_records(lines, "a", table_format, on_error=errors.append)
-        assert [next(found) for _ in strict] == strict
-        rest = list(found)
+        records = table_records(lines, "a", table_format, on_error=errors.append)
+        assert [next(records) for _ in strict] == strict
+        rest = list(records)
         assert errors or not rest
 
     tried(read, DataError)
@@ -153,8 +153,8 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_file_is_in_memory(st
 def rows_and_faults(lines):
     faults = []
     numbered = enumerate(["text,label", *lines], 1)
-    found = list(table_records(numbered, "a.csv", "csv", on_error=faults.append))
-    return [record.line for record in found], [str(fault) for fault in faults]
+    records = list(table_records(numbered, "a.csv", "csv", on_error=faults.append))
+    return [record.line for record in records], [str(fault) for fault in faults]
 
 
 @pytest.mark.parametrize("end", ["good,2", 'good,"2"', '"good",2'])

@@ -80,11 +80,11 @@ def test_units_are_sentences_or_lines_without_the_ends_of_lines(encoded, kind, e
     units = units_of(text, WORDS, kind)
 
     pairs = sentence_pairs.SentencePairs(text, draw_pairs(units, "sop", 9, 0), WORDS, LENGTH)
-    found = [" ".join(WORDS.pieces(pairs.tokens(at, at + 1).tolist())) for at in range(len(units))]
+    joined = [" ".join(WORDS.pieces(pairs.tokens(at, at + 1).tolist())) for at in range(len(units))]
 
     if kind == "sentence":  # this tokenizer splits all marks off
         expected = [*expected[:-1], "g .", "5 h"]
-    assert found == expected
+    assert joined == expected
     assert units.first.tolist() == ([0, 2, 6] if kind == "sentence" else [0, 1, 3])
 
 
@@ -92,11 +92,11 @@ def test_a_text_is_cut_alike_in_portions(many, monkeypatch):
     whole = units_of(many, WORDS, "sentence")
 
     monkeypatch.setattr(sentence_pairs, "_PORTION", 101)
-    found = units_of(many, WORDS, "sentence")
+    portioned = units_of(many, WORDS, "sentence")
 
     assert len(whole) > 3000
     for name in ("starts", "reached", "first"):
-        assert np.array_equal(getattr(found, name), getattr(whole, name))
+        assert np.array_equal(getattr(portioned, name), getattr(whole, name))
 
 
 @pytest.mark.parametrize("kind", ["nsp", "sop"])
@@ -117,7 +117,7 @@ def test_a_second_text_that_does_not_follow_is_from_another_document(many):
         assert documents[2] == documents[3]
         assert (documents[0] != documents[2]) == bool(label)
         assert label or second == stop
-    whole = [each for each in texts(pairs) if len(each[3]) < LENGTH]
+    whole = [pair for pair in texts(pairs) if len(pair[3]) < LENGTH]
     assert len(whole) > 100
     for one, other, label, _ in whole:
         assert (documents_of(one) != documents_of(other)) == bool(label)
@@ -181,8 +181,8 @@ def test_a_long_document_is_walked_in_parts_that_leave_nothing_out(many, monkeyp
 
 def test_pairs_depend_on_the_seed_and_the_text_alone(many):
     def drawn(seed, copies=1):
-        found = pair_text(many, WORDS, LENGTH, "nsp", "sentence", seed=seed, copies=copies)
-        return spans(found)
+        pairs = pair_text(many, WORDS, LENGTH, "nsp", "sentence", seed=seed, copies=copies)
+        return spans(pairs)
 
     assert drawn(0) == drawn(0)
     assert drawn(0) != drawn(1)
@@ -250,11 +250,11 @@ def test_translations_are_both_texts_of_a_row_whose_positions_restart(tmp_path, 
     pairs = pair_text(text, WORDS, 9, "translation", data.units, seed=0)
     batch = pairs.batch(np.arange(len(pairs)))
 
-    found = [
+    joined = [
         " ".join(WORDS.pieces(tokens[mask].tolist()))
         for tokens, mask in zip(batch["tokens"], batch["mask"], strict=True)
     ]
-    assert found == [
+    assert joined == [
         "[CLS] a b c [SEP] 1 2 3 [SEP]", "[CLS] d e . [SEP] 4 5 [SEP]", "[CLS] g h [SEP] 6 [SEP]",
     ]  # fmt: skip
     assert "pair" not in batch

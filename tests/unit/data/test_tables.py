@@ -55,8 +55,8 @@ def load(tmp_path, caplog):
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         data = Table(train=str(path), validation=str(path), **options).load(tmp_path, 0)
-        said = [each.getMessage() for each in caplog.records if each.name.endswith("data.table")]
-        return data, [each.removeprefix(f"{path}: ") for each in said]
+        said = [entry.getMessage() for entry in caplog.records if entry.name.endswith("data.table")]
+        return data, [line.removeprefix(f"{path}: ") for line in said]
 
     return call
 
@@ -90,18 +90,18 @@ FOREIGN = [["text", "label"], *([f"{text} café — 5 €", label] for text, lab
 )  # fmt: skip
 def test_how_a_table_is_written_is_recognised_and_said_in_one_line(load, content, name, said):
     if said is ...:
-        data, found = load(content, name, encoding="utf-16-le")
+        data, messages = load(content, name, encoding="utf-16-le")
         said = None
     else:
-        data, found = load(content, name)
+        data, messages = load(content, name)
 
     expected = FOREIGN if "é" in texts_of(data)[0][0] else NAMED
     assert texts_of(data) == expected[1:]
     if said is None:
-        assert found == []
+        assert messages == []
     else:
-        assert found[0].startswith(said)
-        assert len(found) <= 2  # a line for each file
+        assert messages[0].startswith(said)
+        assert len(messages) <= 2  # a line for each file
 
 
 def test_each_file_is_looked_at_by_itself(tmp_path):
@@ -138,7 +138,7 @@ def test_what_is_typed_is_not_recognised(load):
     ],
 )
 def test_an_encoding_is_told_by_its_bytes(name, start, encoding):
-    assert [each.encoding for each in encoding_of(start)] == [encoding], name
+    assert [reading.encoding for reading in encoding_of(start)] == [encoding], name
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_parts_columns_is_what_gives_each_row_as_many(lines, mark):
 
 
 @pytest.mark.parametrize(
-    ("first", "others", "found"),
+    ("first", "others", "expected"),
     [
         (["text", "label"], [["a", "b"]], True),
         (["foo", "bar"], [["a b c", "x"], ["d e f", "y"]], True),
@@ -173,8 +173,8 @@ def test_what_parts_columns_is_what_gives_each_row_as_many(lines, mark):
         (["foo", "foo"], [["a", "b"]], False),
     ],
 )
-def test_a_header_names_columns_and_is_not_like_the_rows_below(first, others, found):
-    assert has_header([first, *others], ()) is found
+def test_a_header_names_columns_and_is_not_like_the_rows_below(first, others, expected):
+    assert has_header([first, *others], ()) is expected
 
 
 # --------------------------------------------------------------------------------------- columns
@@ -182,8 +182,8 @@ def test_a_header_names_columns_and_is_not_like_the_rows_below(first, others, fo
 
 def chosen(header, rows, asked=None):
     records = [dict(zip(header, row, strict=True)) for row in rows]
-    found = choose(header, records, asked or Wanted(), "a.csv")
-    return found.text, found.pair, found.label
+    columns = choose(header, records, asked or Wanted(), "a.csv")
+    return columns.text, columns.pair, columns.label
 
 
 LONGER = [
@@ -193,7 +193,7 @@ LONGER = [
 
 
 @pytest.mark.parametrize(
-    ("header", "found"),
+    ("header", "expected"),
     [
         (["id", "title", "text", "label"], ("text", None, "label")),
         (["id", "title", "body", "topic"], ("body", None, "topic")),
@@ -204,8 +204,8 @@ LONGER = [
         (["label_id", "text_length", "foo", "bar"], ("foo", None, "bar")),
     ],
 )
-def test_columns_are_found_by_their_names_else_by_what_is_in_them(header, found):
-    assert chosen(header, LONGER) == found
+def test_columns_are_found_by_their_names_else_by_what_is_in_them(header, expected):
+    assert chosen(header, LONGER) == expected
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_parquet_file_is_a_table(parquet):
     data = Table(train=str(path), validation=str(path)).load(path, 0)
 
     assert data.labels == ("3", "4")
-    assert [each.text for each in data.splits["train"]] == [text for text, _ in ROWS]
+    assert [example.text for example in data.splits["train"]] == [text for text, _ in ROWS]
 
 
 def test_parquet_files_of_a_folder_are_one_table(parquet, tmp_path):
@@ -353,7 +353,7 @@ def test_parquet_files_of_a_folder_are_one_table(parquet, tmp_path):
 
     data = Table(train=str(tmp_path / "parts"), labelled=54).load(tmp_path, 0)
 
-    assert {each.text for each in data.splits["train"]} < {text for text, _ in ROWS}
+    assert {example.text for example in data.splits["train"]} < {text for text, _ in ROWS}
     assert sum(map(len, data.splits.values())) == 60
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeExample, ClozeTexts, MinimalPair
 from transfer_cli.data.corpus import TextBlocks, encode_text
-from transfer_cli.data.equal_texts import found, keys_of
+from transfer_cli.data.equal_texts import are_among, keys_of
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.known_texts import SampleText, TaskText, WikiText
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
@@ -289,13 +289,13 @@ def test_the_second_text_of_a_pair_and_a_text_of_two_lines_have_a_line_each(tabl
 def test_the_texts_that_are_held_out_are_those_of_the_task_with_the_same_seed(table):
     task = Table(train=str(table), text="pair")
 
-    found = {}
+    held_out = {}
     for seed in (0, 1):
-        found[seed] = [e.text for e in task.load(Path(), seed).splits["validation"]]
+        held_out[seed] = [e.text for e in task.load(Path(), seed).splits["validation"]]
         splits = TaskText(task=task).splits(Path(), seed)
-        assert list(splits["validation"].lines()) == found[seed]
+        assert list(splits["validation"].lines()) == held_out[seed]
 
-    assert found[0] != found[1]
+    assert held_out[0] != held_out[1]
 
 
 def test_the_fingerprint_of_a_task_goes_with_its_texts_alone(table):
@@ -326,7 +326,7 @@ class Words(TaskData):
 
 
 def test_the_examples_of_an_own_task_need_a_text():
-    whole, parts = (SimpleNamespace(**each) for each in ({"text": "a"}, {"words": ["a"]}))
+    whole, parts = (SimpleNamespace(**fields) for fields in ({"text": "a"}, {"words": ["a"]}))
 
     assert lines_of(TaskText(task=Words(example=whole))) == ["a"]
     with pytest.raises(DataError, match=r"data\.task: its examples have no text"):
@@ -345,8 +345,8 @@ WORDS = WordPiece(60).make(lambda: iter(["a b c d e f"]))
 
 def begins(data, tmp_path, split="train"):
     """Return the first lines of the documents of a split."""
-    found = data.splits(tmp_path, 0)[split]
-    return [line for line, first in zip(found.lines(), found.begins(), strict=True) if first]
+    part = data.splits(tmp_path, 0)[split]
+    return [line for line, first in zip(part.lines(), part.begins(), strict=True) if first]
 
 
 def text_file(tmp_path, lines, name="a.txt"):
@@ -355,7 +355,7 @@ def text_file(tmp_path, lines, name="a.txt"):
     return str(path)
 
 
-def own(path, **options):
+def own_text(path, **options):
     return TextFiles(train=path, validation_share=0.5, documents="separate", **options)
 
 
@@ -390,15 +390,15 @@ def test_each_row_of_json_lines_is_a_document(tmp_path):
     other = text_file(tmp_path, ["x"], "b.txt")
     data = TextFiles(train=[path, other], validation=other + "x", documents="separate")
 
-    found = data._whole([tmp_path / "a.jsonl", tmp_path / "b.txt"], "train", KnownFiles(None))
+    split = data._whole([tmp_path / "a.jsonl", tmp_path / "b.txt"], "train", KnownFiles(None))
 
-    firsts = [line for line, first in zip(found.lines(), found.begins(), strict=True) if first]
+    firsts = [line for line, first in zip(split.lines(), split.begins(), strict=True) if first]
     assert firsts == ["a", "c", "d", "x"]
 
 
 def test_what_is_held_out_begins_anew(tmp_path):
     lines = [f"line {number}" for number in range(40)]
-    data = own(text_file(tmp_path, lines))
+    data = own_text(text_file(tmp_path, lines))
 
     train, validation = begins(data, tmp_path), begins(data, tmp_path, "validation")
 
@@ -415,14 +415,14 @@ def test_what_is_held_out_begins_anew(tmp_path):
 
 
 def test_articles_of_the_sample_are_its_documents(tmp_path):
-    found = begins(SampleText(documents="separate"), tmp_path, "validation")
+    headings = begins(SampleText(documents="separate"), tmp_path, "validation")
 
-    assert len(found) > 20
-    assert all(line.startswith("= ") and line.endswith(" =") for line in found)
+    assert len(headings) > 20
+    assert all(line.startswith("= ") and line.endswith(" =") for line in headings)
 
 
 def test_blocks_say_which_document_each_input_predicts(tmp_path):
-    data = own(text_file(tmp_path, ["a b", "", "c d e", "", "f"]))
+    data = own_text(text_file(tmp_path, ["a b", "", "c d e", "", "f"]))
     split = data._whole([tmp_path / "a.txt"], "train", KnownFiles(None))
     text = encode_text(split, WORDS, tmp_path / "cache")
 
@@ -442,7 +442,7 @@ def test_what_cannot_be_done_is_refused(tmp_path):
     with pytest.raises(ValueError, match="heading is no regular expression"):
         TextFiles(train="a.txt", heading="(")
     path = text_file(tmp_path, ["a b", "c"])
-    split = own(path)._whole([tmp_path / "a.txt"], "train", KnownFiles(None))
+    split = own_text(path)._whole([tmp_path / "a.txt"], "train", KnownFiles(None))
     wrong = encode_text(split, WORDS, tmp_path / "cache")
     assert wrong.starts is not None
     object.__setattr__(split, "begins", lambda: iter([True]))
@@ -528,7 +528,7 @@ def test_what_is_found_is_what_numpy_finds():
     for size in (1, 2, 1000):
         wanted, among = generator.integers(-9, 9, 50), generator.integers(-9, 9, size)
 
-        assert (found(wanted, among) == np.isin(wanted, among)).all()
+        assert (are_among(wanted, among) == np.isin(wanted, among)).all()
 
 
 # --- texts that are scored -----------------------------------------------------------------------
@@ -547,13 +547,13 @@ def texts(tmp_path):
 
 
 def test_a_text_is_asked_for_its_gap_or_for_its_last_word(texts):
-    found = texts(
+    cloze_examples = texts(
         {"text": "The capital of [MASK] is Paris .", "answer": " France "},
         {"text": "she opened the door "},
         {"text": "[MASK] is here", "answer": "who"},
     ).load()
 
-    assert found == [
+    assert cloze_examples == [
         ClozeExample("The capital of", " is Paris .", "France"),
         ClozeExample("she opened the", "", "door"),
         ClozeExample("", " is here", "who"),
@@ -632,7 +632,7 @@ def test_made_up_sentences_differ_in_the_number_of_their_verb():
 
     assert Counter(pair.group for pair in pairs) == {f"agreement/{name}": 60 for name in AGREEMENT}
     assert len({pair.good for pair in pairs}) == len(pairs)
-    forms = {frozenset(each) for each in (("is", "are"), ("was", "were"), ("has", "have"))}
+    forms = {frozenset(verbs) for verbs in (("is", "are"), ("was", "were"), ("has", "have"))}
     for pair in pairs:
         good, bad = pair.good.split(), pair.bad.split()
         changed = [(one, other) for one, other in zip(good, bad, strict=True) if one != other]

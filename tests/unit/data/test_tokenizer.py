@@ -306,12 +306,12 @@ def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
 
 
 def test_sentinels_stand_behind_the_others_and_are_in_no_text():
-    for own, grown in zip([WORDPIECE, BYTES], WITH_SENTINELS, strict=True):
-        assert grown.sentinels == (own.size, own.size + 1, own.size + 2)
+    for plain, grown in zip([WORDPIECE, BYTES], WITH_SENTINELS, strict=True):
+        assert grown.sentinels == (plain.size, plain.size + 1, plain.size + 2)
         assert grown.pieces(grown.sentinels) == ["<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
-        assert grown.encode("the <extra_id_1> the") == own.encode("the <extra_id_1> the")
+        assert grown.encode("the <extra_id_1> the") == plain.encode("the <extra_id_1> the")
         assert len(grown.units("the mayor of")) == 3  # words by heart, as without them
-        assert own.sentinels == ()
+        assert plain.sentinels == ()
     assert (
         WordPiece(400, sentinels=3).key()
         != WordPiece(400).key()
@@ -381,7 +381,7 @@ def test_words_are_cut_where_their_pieces_meet():
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_spaces_around_and_between_words_belong_to_no_token(name):
-    assert [each for each in pieces(name, "  the   end ") if each] == ["the", "end"]
+    assert [part for part in pieces(name, "  the   end ") if part] == ["the", "end"]
 
 
 def test_an_accent_that_the_tokenizer_drops_stays_with_its_letter_where_both_are_one_character():
@@ -391,9 +391,9 @@ def test_an_accent_that_the_tokenizer_drops_stays_with_its_letter_where_both_are
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_text_of_the_unknown_token_is_one_token_and_moves_nothing(name):
-    found = pieces(name, "the <unk> end <unk><unk> the")
+    parts = pieces(name, "the <unk> end <unk><unk> the")
 
-    assert [each for each in found if each] == [
+    assert [part for part in parts if part] == [
         "the", "<unk>", "end", "<unk>", "<unk>", "the",
     ]  # fmt: skip
 
@@ -404,10 +404,10 @@ def test_texts_of_special_tokens_are_texts():
 
 
 def test_the_bytes_of_one_character_all_lie_where_it_is():
-    found = pieces("bytes", "the 😀 end")
+    parts = pieces("bytes", "the 😀 end")
 
-    assert [each for each in dict.fromkeys(found) if each] == ["the", "😀", "end"]
-    assert found.count("😀") > 1
+    assert [part for part in dict.fromkeys(parts) if part] == ["the", "😀", "end"]
+    assert parts.count("😀") > 1
 
 
 def test_half_a_surrogate_pair_is_one_character():

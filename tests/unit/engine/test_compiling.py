@@ -79,11 +79,13 @@ def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, weights = losses_and_weights(objective(), data(), sizes, compiled=False, **changes)
 
-    found, own = losses_and_weights(objective(), data(), sizes, compiled=True, **changes)
+    compiled, compiled_weights = losses_and_weights(
+        objective(), data(), sizes, compiled=True, **changes
+    )
 
-    assert found == pytest.approx(eager, rel=1e-6)
+    assert compiled == pytest.approx(eager, rel=1e-6)
     for name, weight in weights.items():
-        assert_close(own[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+        assert_close(compiled_weights[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(("shrink", "later"), [(True, [False, True, True]), (False, [False] * 3)])
@@ -113,10 +115,10 @@ def test_where_memory_ran_out_smaller_batches_are_full(shrink, later):
 def test_auto_compiles_where_kernels_of_its_own_pay(changes, why):
     usual = {"device": GPU, "missing": "", "lengths_vary": False, "sharded": False, "steps": 500}
 
-    found = why_eager(**{**usual, **changes})
+    reason = why_eager(**{**usual, **changes})
 
-    assert why in found
-    assert bool(found) is bool(why)
+    assert why in reason
+    assert bool(reason) is bool(why)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +137,10 @@ def test_what_a_gpu_lacks_is_named(package, capability, tools, missing, tmp_path
     monkeypatch.setattr(shutil, "which", lambda name: name if tools else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
-    found = missing_for(GPU)
+    requirement = missing_for(GPU)
 
-    assert missing in found
-    assert bool(found) is bool(missing)
+    assert missing in requirement
+    assert bool(requirement) is bool(missing)
 
 
 @needs_compiler

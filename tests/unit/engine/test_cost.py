@@ -107,10 +107,10 @@ def batch_of(objective, *, causal=True):
 
 def compared(step, *batches):
     """Return what we and torch count for one step."""
-    step([{"main": each} for each in batches[:1]], 0)  # buffers and caches are made here
+    step([{"main": batch} for batch in batches[:1]], 0)  # buffers and caches are made here
     step.tally.take()
     with counted() as counter:
-        step([{"main": each} for each in batches], 1)
+        step([{"main": batch} for batch in batches], 1)
     return step.tally.take().done, counter.get_total_flops()
 
 
@@ -162,16 +162,16 @@ def test_a_memory_is_counted():
     batch = batch_of(objective)
     step([{"main": batch}], 0)
 
-    found = []
+    flops = []
     for number in (1, 2, 3):
         step.tally.take()
         with counted() as counter:
             step([{"main": batch}], number)
-        found.append(step.tally.take())
-        assert found[-1].done == pytest.approx(counter.get_total_flops(), rel=0.01)
+        flops.append(step.tally.take())
+        assert flops[-1].done == pytest.approx(counter.get_total_flops(), rel=0.01)
 
-    assert found[0].done < found[1].done == found[2].done
-    assert found[1].real < found[1].done
+    assert flops[0].done < flops[1].done == flops[2].done
+    assert flops[1].real < flops[1].done
 
 
 FURTHER = {
@@ -197,10 +197,11 @@ def test_every_pass_of_a_step_is_counted_and_none_computes_padding(main, further
     model = tiny.model(
         chosen, *more, direction="bidirectional" if main is not CausalLM else "causal"
     )
-    for objective in more:
-        objective.on_data(data)
+    for extra in more:
+        extra.on_data(data)
     losses = [
-        Loss(name, each) for name, each in zip(("main", "further"), (chosen, *more), strict=False)
+        Loss(name, objective)
+        for name, objective in zip(("main", "further"), (chosen, *more), strict=False)
     ]
     step = counting(tiny.train_step(model, losses, tiny.Recipe()))
     step._lay_out = lay_out
@@ -208,7 +209,7 @@ def test_every_pass_of_a_step_is_counted_and_none_computes_padding(main, further
     ours, theirs = compared(step, tiny.all_of(data))
     step([{"main": tiny.all_of(data)}], 2)
 
-    tokens = [each for (unit, _), each in step.tally.amounts().items() if unit.endswith(TOKEN)]
+    tokens = [counts for (unit, _), counts in step.tally.amounts().items() if unit.endswith(TOKEN)]
     done, real = map(sum, zip(*tokens, strict=True))
     assert ours == pytest.approx(theirs, rel=0.01)
     assert done == real if lay_out is with_facts else real <= done < 1.2 * real
@@ -257,10 +258,10 @@ class OwnMatrix(nn.Module):
 
 
 def test_what_a_layer_says_that_it_multiplies_is_counted_and_moves_what_follows():
-    own = OwnMatrix()
-    counted = Products({id(own.weight)})
+    layer = OwnMatrix()
+    counted = Products({id(layer.weight)})
 
-    assert counted.through(nn.Sequential(own, nn.Linear(7, 3)), moves=False)
+    assert counted.through(nn.Sequential(layer, nn.Linear(7, 3)), moves=False)
 
     # Backward: of the first the gradient of its matrix, of the second that of its input.
     assert counted.prices == {TOKEN: [2 * (5 * 7 + 7 * 3)] * 2}
@@ -274,15 +275,15 @@ def test_padding_is_done_and_is_not_real():
         for rows in ([[5, 6, 7, 8], [5, 6, 7, 8]], [[5, 6, 7, 8], [5]])
     )
 
-    found = []
+    flops = []
     for number, batch in enumerate((even, ragged)):
         step([{"main": batch}], number)
-        found.append(step.tally.take())
+        flops.append(step.tally.take())
 
-    assert found[0].done == found[0].real
+    assert flops[0].done == flops[0].real
     # Only attention computes padding; the rest sees five of the eight tokens.
-    assert 0.5 * found[0].done < found[1].done < found[0].done
-    assert found[1].real < found[1].done
+    assert 0.5 * flops[0].done < flops[1].done < flops[0].done
+    assert flops[1].real < flops[1].done
 
 
 def test_kept_states_leave_the_head_alone():
@@ -305,13 +306,13 @@ def test_each_stage_is_counted_at_its_own_price():
     step = counting(tiny.train_step(model, objective, recipe))
     batch = batch_of(objective)
 
-    found = []
+    flops = []
     for number in range(5):
         step([{"main": batch}], number)
-        found.append(step.tally.take().done)
+        flops.append(step.tally.take().done)
 
-    assert found == sorted(found)
-    assert found[4] > 2.5 * found[0]
+    assert flops == sorted(flops)
+    assert flops[4] > 2.5 * flops[0]
 
 
 def test_what_is_not_asked_for_is_not_counted():

@@ -100,20 +100,20 @@ def two_streams():
         name, data = ("text", text) if number % 3 == 1 else ("main", questions)
         order = StepSampler(len(data), 9, seed=0)
         portion = shard(order.indices(number), distributed.rank(), distributed.world_size())
-        step([{name: data.batch(each)} for each in micro_batches(portion, 3)], number)
+        step([{name: data.batch(indices)} for indices in micro_batches(portion, 3)], number)
     return tiny.weights_of(model)
 
 
 def measured():
     """Return the measures of 501 examples, and of fewer examples than there may be processes."""
-    found = {}
+    measures = {}
     for examples in (501, 2):
         objective = Classification()
         model = tiny.model(objective)
         tiny.lively(model)
         data = tiny.Questions(examples=examples)
-        found[str(examples)] = tiny.measures(model, objective, data, batch=16)
-    return found
+        measures[str(examples)] = tiny.measures(model, objective, data, batch=16)
+    return measures
 
 
 def noted(case, *, sharded=False):
@@ -124,14 +124,15 @@ def noted(case, *, sharded=False):
     tiny.lively(model)
     if sharded:
         shard_model(model, torch.device("cpu"))
-    found = []
+    rows = []
     for order in (None, torch.arange(2).numpy()):
-        each, split = EachExample(), Split("test", data, order=order)
-        evaluate(model, objective, split, batch=1, precision=tiny.FP32, each=each)
-        found += [
-            [one.index, one.loss, one.targets, *one.predicted.values()] for one in each.gathered()
+        results, split = EachExample(), Split("test", data, order=order)
+        evaluate(model, objective, split, batch=1, precision=tiny.FP32, each=results)
+        rows += [
+            [one.index, one.loss, one.targets, *one.predicted.values()]
+            for one in results.gathered()
         ]
-    return found
+    return rows
 
 
 def not_finite(*, sharded=False):
@@ -228,16 +229,16 @@ def test_losses_and_weights_are_those_of_one_process(alone, together, case):
 
 
 def assert_same_steps(alone, together, case):
-    for found in together:
-        assert found[case]["seen"] == alone[case]["seen"]
-        assert found[case]["rates"] == alone[case]["rates"]
+    for results in together:
+        assert results[case]["seen"] == alone[case]["seen"]
+        assert results[case]["rates"] == alone[case]["rates"]
         # Of a loss above 1, a float32 has fewer digits behind the point.
         losses = pytest.approx(alone[case]["losses"], rel=1e-6, abs=1e-6)
-        assert found[case]["losses"] == losses
-        assert found[case]["measures"] == pytest.approx(alone[case]["measures"], abs=1e-5)
-        assert found[case]["norms"] == pytest.approx(alone[case]["norms"], rel=1e-4)
+        assert results[case]["losses"] == losses
+        assert results[case]["measures"] == pytest.approx(alone[case]["measures"], abs=1e-5)
+        assert results[case]["norms"] == pytest.approx(alone[case]["norms"], rel=1e-4)
         for name, weight in alone[case]["weights"].items():
-            assert_close(found[case]["weights"][name], weight, rtol=0, atol=1e-6, msg=name)
+            assert_close(results[case]["weights"][name], weight, rtol=0, atol=1e-6, msg=name)
 
 
 def test_all_processes_have_bitwise_the_same_weights(together):
@@ -248,18 +249,18 @@ def test_all_processes_have_bitwise_the_same_weights(together):
 
 
 def test_streams_and_several_losses_are_those_of_one_process(alone, together):
-    for found in together:
+    for results in together:
         for name, weight in alone["streams"].items():
-            assert_close(found["streams"][name], weight, rtol=0, atol=1e-6, msg=name)
+            assert_close(results["streams"][name], weight, rtol=0, atol=1e-6, msg=name)
 
 
 def assert_measured_and_noted(alone, processes):
-    for found in processes:
-        assert found["measures"].keys() == alone["measures"].keys()
-        for size, measures in found["measures"].items():
+    for results in processes:
+        assert results["measures"].keys() == alone["measures"].keys()
+        for size, measures in results["measures"].items():
             assert measures == pytest.approx(alone["measures"][size], abs=1e-9)
         for kind in ("noted", "noted, sharded"):
-            for one, other in zip(alone[kind], found.get(kind, alone[kind]), strict=True):
+            for one, other in zip(alone[kind], results.get(kind, alone[kind]), strict=True):
                 assert [row[0] for row in one] == [row[0] for row in other]
                 for mine, theirs in zip(one, other, strict=True):
                     assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5)
@@ -271,28 +272,28 @@ def test_every_example_is_measured_and_noted_once_by_all_processes(alone, togeth
 
 def test_three_processes_give_what_one_gives(alone, three):
     assert_measured_and_noted(alone, three)
-    for found in three:
-        assert found["classification"]["seen"] == alone["classification"]["seen"]
+    for results in three:
+        assert results["classification"]["seen"] == alone["classification"]["seen"]
         for name, weight in alone["classification"]["weights"].items():
             assert_close(
-                found["classification"]["weights"][name], weight, rtol=0, atol=1e-6, msg=name
+                results["classification"]["weights"][name], weight, rtol=0, atol=1e-6, msg=name
             )
 
 
 def test_all_processes_name_the_first_example_that_is_not_finite(alone, together):
-    for found in (alone, *together):
-        for said in found["not finite"]:
+    for results in (alone, *together):
+        for said in results["not finite"]:
             assert said.startswith("test: the loss of block 13 is not finite")
 
 
 def test_gradients_are_exchanged_once_a_step(together):
-    assert [found["exchanges"] for found in together] == [3, 3]
+    assert [results["exchanges"] for results in together] == [3, 3]
 
 
 def test_processes_hear_each_other(together):
     count = len(together)
-    for found in together:
-        sums, largest, from_main, texts = found["words"]
+    for results in together:
+        sums, largest, from_main, texts = results["words"]
         assert sums == [count, sum(range(count))]
         assert largest == 7 * (count - 1)
         assert from_main == "from 0: ü"
@@ -308,5 +309,5 @@ def test_shares_cover_all_and_come_in_equally_many_rounds():
     for count in (1, 2, 3, 5):
         items = list(range(11))
         shares = [shard(items, rank, count) for rank in range(count)]
-        assert sorted(item for each in shares for item in each) == items
-        assert num_micro_batches(11, 2, count) == max(-(-len(each) // 2) for each in shares)
+        assert sorted(item for share in shares for item in share) == items
+        assert num_micro_batches(11, 2, count) == max(-(-len(share) // 2) for share in shares)

@@ -54,13 +54,13 @@ def test_word_perplexity_is_that_of_the_dumped_losses_of_every_token():
         every = model.heads["lm"](top, model.backbone.token_embedding.weight).double()
     dump = F.cross_entropy(every.flatten(0, 1), batch["next_tokens"].flatten(), reduction="none")
 
-    found = tiny.measures(model, objective, data, facts=facts)
+    measures = tiny.measures(model, objective, data, facts=facts)
 
     total = float(dump.sum())
-    assert found["loss"] == pytest.approx(total / 1100, rel=1e-6)
-    assert found["token_perplexity"] == pytest.approx(math.exp(total / 1100), rel=1e-5)
-    assert math.log(found["word_perplexity"]) == pytest.approx(total / 400, rel=1e-6)
-    assert found["bits_per_byte"] == pytest.approx(total / 3000 / math.log(2), rel=1e-6)
+    assert measures["loss"] == pytest.approx(total / 1100, rel=1e-6)
+    assert measures["token_perplexity"] == pytest.approx(math.exp(total / 1100), rel=1e-5)
+    assert math.log(measures["word_perplexity"]) == pytest.approx(total / 400, rel=1e-6)
+    assert measures["bits_per_byte"] == pytest.approx(total / 3000 / math.log(2), rel=1e-6)
 
 
 def test_the_unigram_model_scores_what_a_direct_count_says():
@@ -71,10 +71,10 @@ def test_the_unigram_model_scores_what_a_direct_count_says():
     model = unigram_model(np.array_split(train, 7), vocabulary)
     facts = TextStats(words=test.text.num_words)
 
-    found = tiny.measures(model, tiny.bound(CausalLM()), test, facts=facts)
+    measures = tiny.measures(model, tiny.bound(CausalLM()), test, facts=facts)
 
-    assert found["token_perplexity"] == pytest.approx(math.exp(nats / 1100), rel=1e-6)
-    assert found["word_perplexity"] == pytest.approx(math.exp(nats / 550), rel=1e-6)
+    assert measures["token_perplexity"] == pytest.approx(math.exp(nats / 1100), rel=1e-6)
+    assert measures["word_perplexity"] == pytest.approx(math.exp(nats / 550), rel=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -101,10 +101,10 @@ def test_dropout_is_off_in_an_evaluation():
 
 
 def noted(model, objective, data, batch=16, order=None):
-    each = EachExample()
+    results = EachExample()
     split = Split("test", data, order=order)
-    scores = evaluate(model, objective, split, batch=batch, precision=tiny.FP32, each=each)
-    return scores, each.gathered()
+    scores = evaluate(model, objective, split, batch=batch, precision=tiny.FP32, each=results)
+    return scores, results.gathered()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -118,8 +118,10 @@ def test_single_examples_are_noted_once_and_add_up_to_the_measure_which_they_do_
         model, objective, Split("test", data, order=order), batch=16, precision=tiny.FP32
     )
     assert (scores.measures, scores.tables) == (plain.measures, plain.tables)
-    assert [each.index for each in outcomes] == list(range(len(data)))
-    total, targets = (sum(getattr(each, name) for each in outcomes) for name in ("loss", "targets"))
+    assert [outcome.index for outcome in outcomes] == list(range(len(data)))
+    total, targets = (
+        sum(getattr(outcome, name) for outcome in outcomes) for name in ("loss", "targets")
+    )
     assert total / targets == pytest.approx(scores.measures["loss"], rel=1e-6)
 
 
@@ -128,12 +130,12 @@ def test_single_examples_are_noted_once_and_add_up_to_the_measure_which_they_do_
 def test_single_examples_do_not_depend_on_the_batch_size(case, batch):
     model, objective, data = at_work(case)
 
-    (plain, expected), (cut, found) = (
+    (plain, expected), (cut, outcomes) = (
         noted(model, objective, data, batch=size) for size in (32, batch)
     )
 
     assert cut.measures == pytest.approx(plain.measures, rel=1e-5)
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(expected, outcomes, strict=True):
         assert (one.index, one.targets, one.predicted.get("label")) == (
             other.index, other.targets, other.predicted.get("label"),
         )  # fmt: skip
@@ -146,14 +148,14 @@ def test_the_share_of_wrong_examples_is_the_error_rate():
 
     scores, outcomes = noted(model, objective, data)
 
-    wrong = sum(each.predicted["label"] != data.labels[each.index] for each in outcomes)
+    wrong = sum(outcome.predicted["label"] != data.labels[outcome.index] for outcome in outcomes)
     assert 100 * wrong / len(data) == pytest.approx(scores.measures["error_rate"])
     assert 0 < wrong < len(data)
-    for each in outcomes:
-        right = each.predicted["label"] == data.labels[each.index]
-        assert 1 / 3 < each.predicted["probability"] <= 1
-        assert not right or each.predicted["probability"] == pytest.approx(
-            math.exp(-each.loss), rel=1e-4
+    for outcome in outcomes:
+        right = outcome.predicted["label"] == data.labels[outcome.index]
+        assert 1 / 3 < outcome.predicted["probability"] <= 1
+        assert not right or outcome.predicted["probability"] == pytest.approx(
+            math.exp(-outcome.loss), rel=1e-4
         )
 
 
@@ -175,10 +177,10 @@ def test_predictions_come_with_the_numbers_of_their_rows():
     batches = list(predictions(model, objective, data, batch=16, precision=tiny.FP32, order=order))
 
     assert np.concatenate([indices for indices, _ in batches]).tolist() == order.tolist()
-    found = torch.cat([said["probabilities"] for _, said in batches])
+    probabilities = torch.cat([said["probabilities"] for _, said in batches])
     batch = data.batch(order)
     expected = objective.outputs(model, batch, Encoding(model, batch)).softmax(1).detach()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(probabilities, expected, rtol=0, atol=1e-4)
 
 
 def test_an_objective_that_predicts_nothing_is_refused():
@@ -192,9 +194,9 @@ def test_an_objective_that_predicts_nothing_is_refused():
 def test_samples_show_the_first_examples(case):
     model, objective, data = at_work(case)
 
-    found = samples(model, objective, Split("test", data), count=3, precision=tiny.FP32)
+    examples = samples(model, objective, Split("test", data), count=3, precision=tiny.FP32)
 
-    assert len(found) == 3
+    assert len(examples) == 3
 
 
 def test_an_error_in_an_evaluation_is_left_to_the_command(caplog):

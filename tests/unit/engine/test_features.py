@@ -25,11 +25,11 @@ class Mixed(nn.Module):
 
 
 def trained(pooling="mean", readout=None, **changes):
-    found = tiny.model(Classification(pooling), dropout=0.3, **changes)
-    tiny.lively(found)
+    model = tiny.model(Classification(pooling), dropout=0.3, **changes)
+    tiny.lively(model)
     if readout is not None:
-        found.readout = readout
-    return found.eval()
+        model.readout = readout
+    return model.eval()
 
 
 def cached(data, model, layers=(-1,), **settings):
@@ -39,13 +39,13 @@ def cached(data, model, layers=(-1,), **settings):
 def logits(model, data, batches=None):
     """Return the logits of the examples in `ORDER`, batched at random if not otherwise."""
     order = np.concatenate(batches := batches or micro_batches(ORDER, 8))
-    found = []
+    batch_logits = []
     for indices in batches:
         view = data.batch(indices)
         encoded = Encoding(model, view)
         head = model.heads["class"]
-        found.append(head(encoded.pooled(head.pooling)).detach())
-    return torch.cat(found)[np.argsort(order)]
+        batch_logits.append(head(encoded.pooled(head.pooling)).detach())
+    return torch.cat(batch_logits)[np.argsort(order)]
 
 
 def calls_of(model):
@@ -61,9 +61,9 @@ def test_cached_features_give_the_logits_of_the_whole_model(pooling, direction):
     data = tiny.Questions(causal=direction == "causal", examples=60)
     model = trained(pooling, direction=direction)
 
-    found = logits(model, cached(data, model))
+    cached_logits = logits(model, cached(data, model))
 
-    assert torch.allclose(found, logits(model, data), atol=1e-5)
+    assert torch.allclose(cached_logits, logits(model, data), atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -73,9 +73,9 @@ def test_one_pooled_vector_a_text_gives_the_same_logits(pooling):
     expected, calls = logits(model, data), calls_of(model)
 
     features = cached(data, model, pooling=pooling)
-    found = logits(model, features)
+    cached_logits = logits(model, features)
 
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(cached_logits, expected, atol=1e-5)
     assert sum(calls) == 60
     batch = features.batch(ORDER[:9])
     assert batch.pop("pooled").shape == (9, 48 if pooling == "concat" else 16)
@@ -87,9 +87,9 @@ def test_a_readout_of_all_layers_finds_them_all(residual):
     data = tiny.Questions(examples=60)
     model = trained(readout=Mixed(), residual=residual)
 
-    found = logits(model, cached(data, model, layers=None))
+    cached_logits = logits(model, cached(data, model, layers=None))
 
-    assert torch.allclose(found, logits(model, data), atol=1e-5)
+    assert torch.allclose(cached_logits, logits(model, data), atol=1e-5)
 
 
 def test_the_features_are_those_of_evaluation_mode_whatever_mode_the_model_was_in():
@@ -207,11 +207,11 @@ def test_examples_of_several_texts_have_features_as_well(kept):
     calls = calls_of(model)
 
     for indices in micro_batches(np.random.default_rng(0).permutation(20), 6):
-        found, expected = (
+        outputs, expected = (
             objective.outputs(model, view, Encoding(model, view))
             for view in (features.batch(indices), data.batch(indices))
         )
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
 
     assert len(calls) == 4  # of what is expected alone
     mask = data.batch(np.arange(20))["mask"]

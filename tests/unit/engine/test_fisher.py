@@ -64,10 +64,10 @@ def test_the_information_equals_a_loop_over_sequences(objective, kind):
         for name, parameter in model.named_parameters():
             expected[name] += parameter.grad.double() ** 2 / len(data)
 
-    found = fisher_information(model, objective, cut(data, 5), kind, SEED)
+    fisher = fisher_information(model, objective, cut(data, 5), kind, SEED)
 
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    assert fisher.keys() == expected.keys()
+    for name, value in fisher.items():
         assert value.dtype == torch.float32
         assert (value >= 0).all()
         wanted = expected[name].float()
@@ -79,8 +79,8 @@ def test_another_seed_draws_other_targets_and_the_text_has_but_its_own():
     model, data = two_blocks(objective)
 
     def total(kind, seed):
-        found = fisher_information(model, objective, cut(data, 4), kind, seed)
-        return sum(float(value.sum()) for value in found.values())
+        fisher = fisher_information(model, objective, cut(data, 4), kind, seed)
+        return sum(float(value.sum()) for value in fisher.values())
 
     assert total("true", 0) != total("true", 1)
     assert total("empirical", 0) == total("empirical", 1)
@@ -90,10 +90,10 @@ def test_a_head_that_the_objective_does_not_use_has_none():
     objective = CausalLM()
     model = tiny.model(objective, Classification(), depth=2)
 
-    found = fisher_information(model, objective, cut(tiny.Questions(examples=2), 2), "true", SEED)
+    fisher = fisher_information(model, objective, cut(tiny.Questions(examples=2), 2), "true", SEED)
 
-    assert not found["heads.class.linear.weight"].any()
-    assert found["backbone.token_embedding.weight"].any()
+    assert not fisher["heads.class.linear.weight"].any()
+    assert fisher["backbone.token_embedding.weight"].any()
 
 
 def test_dropout_is_off_and_what_trains_stays_as_it_was():

@@ -49,7 +49,7 @@ def validated(
             keep_last=keep_last,
             patience=patience,
             stages=run.step.stages,
-            on_measures=lambda step, found: said["measures"].append((step, found)),
+            on_measures=lambda step, measures: said["measures"].append((step, measures)),
             on_best=lambda step, kept: (said["best"].append(step), said["kept"].append(kept)),
             average=average,
         ),
@@ -504,34 +504,34 @@ def test_a_run_ends_with_the_step_by_which_its_time_is_used_and_takes_one(minute
     ],
 )
 def test_a_run_that_takes_long_says_so_once(seconds_a_step, limit, said):
-    run, found = a_run(total=30), []
+    run, estimates = a_run(total=30), []
     handlers.attach(
         run.trainer,
         handlers.advice(
             30,
             lambda: limit,
-            lambda *seconds: found.append(pytest.approx(seconds)),
+            lambda *seconds: estimates.append(pytest.approx(seconds)),
             clock=lambda: seconds_a_step * run.progress.step,
         ),
     )
 
     run.go()
 
-    assert found == said
+    assert estimates == said
 
 
 def test_a_pace_is_the_median_of_warm_steps():
-    run, found = a_run(total=2 * handlers.PACED_STEPS + 3), []
+    run, paces = a_run(total=2 * handlers.PACED_STEPS + 3), []
 
     def counters():
         step = run.progress.step
         # The first steps warm up, and a validation takes long.
         return 2.0 * step + 50 * min(step, 9) + 70 * (step > 30), step / 4
 
-    handlers.attach(run.trainer, handlers.pace(counters, lambda *each: found.append(each)))
+    handlers.attach(run.trainer, handlers.pace(counters, lambda *pace: paces.append(pace)))
     run.go()
 
-    assert found == [(2.0, 0.25)]
+    assert paces == [(2.0, 0.25)]
 
 
 # Signals.

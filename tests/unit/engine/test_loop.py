@@ -76,9 +76,9 @@ def test_a_step_of_a_mixture_comes_from_the_stream_it_draws_alone():
 
     for step in range(40):
         name = mixture.at(step)[0]
-        found = loader.at(step)
-        assert [list(micro) for micro in found] == [[name]] * len(found)
-        assert ("label" in found[0][name]) == (name == "main")
+        batches = loader.at(step)
+        assert [list(micro) for micro in batches] == [[name]] * len(batches)
+        assert ("label" in batches[0][name]) == (name == "main")
 
 
 def test_each_stream_of_a_mixture_goes_through_its_own_epochs():
@@ -111,16 +111,16 @@ def test_a_stream_that_joins_has_a_batch_in_each_step_of_the_main_one():
     texts = StepSampler(len(tiny.blocks()), 18, seed=0)
 
     for step in range(3):
-        found = loader.at(step)
+        batches = loader.at(step)
 
         whole, last = (["main", "text"], ["text"])
         short = step % 3 == 2  # 20 questions
-        assert [list(micro) for micro in found] == [whole] * (1 if short else 2) + [last] * (
+        assert [list(micro) for micro in batches] == [whole] * (1 if short else 2) + [last] * (
             4 if short else 3
         )
-        seen = [n for micro in found for n in micro["text"]["index"].tolist()]
+        seen = [n for micro in batches for n in micro["text"]["index"].tolist()]
         assert seen == texts.indices(step).tolist()
-        assert max(len(b["tokens"]) for micro in found for b in micro.values()) == 4
+        assert max(len(b["tokens"]) for micro in batches for b in micro.values()) == 4
 
 
 def test_without_a_mixture_a_stream_that_does_not_join_is_never_drawn():
@@ -140,8 +140,8 @@ def test_processes_share_what_joins_and_end_with_a_batch_of_every_stream(world_s
                     if not isinstance(micro[name], IdleBatch)]  # fmt: skip
             alone = [micro[name] for micro in joined_loader().at(step) if name in micro]
             first, second = (
-                sorted(n for batch in each for n in batch["index"].tolist())
-                for each in (real, alone)
+                sorted(n for batch in batches for n in batch["index"].tolist())
+                for batches in (real, alone)
             )
             assert first == second
 
@@ -251,9 +251,9 @@ def crash_after(run, step, folder):
 
 
 def restore(run, folder):
-    (found,) = checkpoint.find_all(folder)
-    state = checkpoint.read_state(found)
-    load_strictly(run.step.model, read_weights(found), found)
+    (path,) = checkpoint.find_all(folder)
+    state = checkpoint.read_state(path)
+    load_strictly(run.step.model, read_weights(path), path)
     run.step.load_state_dict(state["step"])
     run.progress.load_state_dict(state["progress"])
     return run

@@ -157,8 +157,8 @@ def two_gpus(monkeypatch):
 
 def test_each_process_of_a_machine_has_its_own_gpu(two_gpus):
     for name in ("auto", "cuda"):
-        found = [device_of_process(name, number, 2) for number in range(2)]
-        assert found == [torch.device("cuda:0"), torch.device("cuda:1")]
+        devices = [device_of_process(name, number, 2) for number in range(2)]
+        assert devices == [torch.device("cuda:0"), torch.device("cuda:1")]
     assert device_of_process("cpu", 5, 8) == torch.device("cpu")
 
 

@@ -27,8 +27,8 @@ def states(value=1.0):
 def fetched(folder, key=0, value=1.0, **circumstances):
     """Return what came of a request, and the states."""
     shared = SharedStates(folder, circumstances)
-    found = shared.fetch({"key": key}, SIZE, lambda: states(value))
-    return shared.came[0], found
+    tensor = shared.fetch({"key": key}, SIZE, lambda: states(value))
+    return shared.came[0], tensor
 
 
 def entries(folder):
@@ -50,10 +50,10 @@ def test_the_second_run_takes_what_the_first_one_computed(tmp_path):
 def test_another_key_and_other_circumstances_are_another_entry(tmp_path, other):
     fetched(tmp_path)
 
-    came, found = fetched(tmp_path, value=2.0, **other)
+    came, tensor = fetched(tmp_path, value=2.0, **other)
 
     assert came == KEPT
-    assert torch.equal(found, states(2.0))
+    assert torch.equal(tensor, states(2.0))
     assert len(entries(tmp_path)) == 2
 
 
@@ -79,10 +79,10 @@ def test_what_is_damaged_is_computed_again(tmp_path, caplog, damage):
     fetched(tmp_path)
     damage(entries(tmp_path)[0])
 
-    came, found = fetched(tmp_path, value=3.0)
+    came, tensor = fetched(tmp_path, value=3.0)
 
     assert came == KEPT
-    assert torch.equal(found, states(3.0))
+    assert torch.equal(tensor, states(3.0))
     assert "damaged and is made again" in caplog.text
     assert fetched(tmp_path)[0] == TAKEN
 
@@ -118,10 +118,10 @@ def test_states_that_have_been_removed_stay_with_who_has_them(tmp_path, monkeypa
 def test_what_is_too_large_for_the_folder_stays_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_states, "MOST_BYTES", BYTES - 1)
 
-    came, found = fetched(tmp_path / "features")
+    came, tensor = fetched(tmp_path / "features")
 
     assert came == ALONE
-    assert torch.equal(found, states())
+    assert torch.equal(tensor, states())
     assert not (tmp_path / "features").exists()
 
 
@@ -133,12 +133,12 @@ def test_a_full_disk_is_no_hindrance_and_leaves_nothing_behind(tmp_path, caplog)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (BYTES // 2, hard))
     try:
-        came, found = fetched(tmp_path)
+        came, tensor = fetched(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert came == ALONE
-    assert torch.equal(found, states())
+    assert torch.equal(tensor, states())
     assert os.strerror(errno.EFBIG) in caplog.text
     assert entries(tmp_path) == []
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
@@ -169,12 +169,12 @@ def test_a_run_on_shared_features_is_that_on_its_own_to_the_last_bit(tmp_path):
     data = tiny.Questions(examples=60)
     recipe = tiny.Recipe(plan=Only(("head.*",)), frozen_eval=True)
     runs = []
-    for own in (True, False, False):
+    for alone in (True, False, False):
         run = tiny.run(Classification("mean"), data, recipe)
         model = run.step.model
         run.data = (
             CachedFeatures(data, model, tiny.FP32, batch=7, layers=(-1,))
-            if own
+            if alone
             else features(tmp_path, data, model)[1]
         )
         runs.append(run.go())
@@ -222,8 +222,8 @@ def with_pairs():
     plain = data.batch
 
     def batch(indices):
-        found = plain(indices)
-        return {**found, "segment": found["mask"].long()}
+        view = plain(indices)
+        return {**view, "segment": view["mask"].long()}
 
     data.batch = batch
     return {"data": data}

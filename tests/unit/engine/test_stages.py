@@ -408,7 +408,7 @@ def test_what_never_trains_costs_no_memory():
 @pytest.mark.parametrize("make", [lambda m: EMA(m, TRAINS, 0.8), lambda m: LastK(m, TRAINS, 2)])
 def test_an_average_goes_on_from_its_state_bit_for_bit(make, tmp_path):
     whole, model, other = a_model(), a_model(), a_model()
-    averages = [make(each) for each in (whole, model, other)]
+    averages = [make(network) for network in (whole, model, other)]
     for average, module in ((averages[0], whole), (averages[1], model)):
         for done in trained(module, average, 8):
             if done % 3 == 0:

@@ -38,8 +38,8 @@ def outcomes(names):
         check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    found = map(json.loads, ended.stdout.splitlines())
-    return {each["case"]: each for each in found}
+    records = map(json.loads, ended.stdout.splitlines())
+    return {outcome["case"]: outcome for outcome in records}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def tried():
     return outcomes(WORKING + PLANTED)
 
 
-def check(found, name):
-    assert found["error"] is None, found["detail"]
-    assert found["waits"] == sorted(CASES[name].waits)
+def check(outcome, name):
+    assert outcome["error"] is None, outcome["detail"]
+    assert outcome["waits"] == sorted(CASES[name].waits)
 
 
 @pytest.mark.slow
@@ -87,21 +87,21 @@ def test_each_listed_wait_is_one_of_a_case():
 
 def kinds(base):
     """Return the classes of the package that are a `base`, and can be made."""
-    found = set()
+    classes = set()
     for kind in base.__subclasses__():
-        found |= kinds(kind)
+        classes |= kinds(kind)
         if not inspect.isabstract(kind) and kind.__module__.startswith("transfer_cli."):
-            found.add(kind)
-    return found
+            classes.add(kind)
+    return classes
 
 
 def test_every_objective_edit_penalty_and_plan_of_the_package_is_tried():
     for module in pkgutil.iter_modules(transfer_cli.objectives.__path__):
         importlib.import_module(f"{transfer_cli.objectives.__name__}.{module.name}")
     all_plans = {
-        each
-        for each in vars(plans).values()
-        if inspect.isclass(each) and each.__module__ == plans.__name__ and "__call__" in vars(each)
+        kind
+        for kind in vars(plans).values()
+        if inspect.isclass(kind) and kind.__module__ == plans.__name__ and "__call__" in vars(kind)
     }
 
     makes = [make for make, *_ in on_stand_in.OBJECTIVES.values()]

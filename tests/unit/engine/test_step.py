@@ -267,7 +267,7 @@ class Hungry(MaskedLM):
 
 
 def test_a_step_for_which_there_is_no_memory_is_taken_again_in_smaller_passes():
-    data, found = tiny.blocks(tokens=1100), {}
+    data, results = tiny.blocks(tokens=1100), {}
     for objective in (MaskedLM(), Hungry()):
         model = tiny.model(objective, direction="bidirectional")
         step = tiny.train_step(model, objective, tiny.Recipe(rate=0.5, optimizer=torch.optim.SGD))
@@ -275,11 +275,11 @@ def test_a_step_for_which_there_is_no_memory_is_taken_again_in_smaller_passes():
             float(step([{"main": data.batch(range(first, first + 8))}], number).total)
             for number, first in enumerate((0, 8))
         ]
-        found[type(objective)] = totals, step.rows
+        results[type(objective)] = totals, step.rows
 
-    assert found[Hungry][0] == pytest.approx(found[MaskedLM][0], rel=1e-6)
-    assert found[Hungry][1] == 2
-    assert found[MaskedLM][1] is None
+    assert results[Hungry][0] == pytest.approx(results[MaskedLM][0], rel=1e-6)
+    assert results[Hungry][1] == 2
+    assert results[MaskedLM][1] is None
 
 
 def test_a_sequence_for_which_there_is_no_memory_ends_a_run():
@@ -417,7 +417,7 @@ def test_a_step_whose_loss_is_infinite_is_skipped_though_its_gradient_is_not():
 
 @pytest.mark.parametrize("residual", ["pre", "post", "tutorial"])
 def test_activations_that_are_computed_again_change_nothing(residual):
-    found = []
+    weights = []
     for again in (False, True):
         objective, data = CausalLM(), tiny.blocks(tokens=300)
         model = tiny.model(objective, residual=residual, dropout=0.3)
@@ -427,9 +427,9 @@ def test_activations_that_are_computed_again_change_nothing(residual):
             step(
                 [{"main": data.batch(np.arange(4))}, {"main": data.batch(np.arange(4, 8))}], number
             )
-        found.append(tiny.weights_of(model))
+        weights.append(tiny.weights_of(model))
 
-    assert tiny.same(*found)
+    assert tiny.same(*weights)
 
 
 def test_activation_checkpointing_keeps_less_for_the_backward_pass():
@@ -500,7 +500,7 @@ def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
 
 
 def test_texts_in_rows_take_the_same_steps():
-    found = []
+    results = []
     for lay_out in (None, with_rows):
         # AdamW would make steps of the rounding of gradients that are 0.
         recipe = tiny.Recipe(total=5, rate=0.1, optimizer=torch.optim.SGD)
@@ -508,10 +508,10 @@ def test_texts_in_rows_take_the_same_steps():
         if lay_out:
             run.step._lay_out = lay_out
         losses = run.go().losses
-        found.append((losses, tiny.weights_of(run.step.model)))
+        results.append((losses, tiny.weights_of(run.step.model)))
 
-    assert found[0][0][0] > found[0][0][-1]
-    assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert results[0][0][0] > results[0][0][-1]
+    assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
 # --- a memory that is carried --------------------------------------------------------------------
@@ -596,15 +596,15 @@ def scored(by, tokens, stride, batch=4, **changes):
     tiny.lively(model, std=0.5)
     data = tiny.blocks(600, stride)
     data = data if by == "memory" else replace(data, history=tokens)
-    split, each = Split("test", data, context=TextContext(by, tokens, stride)), EachExample()
-    found = evaluate(model, objective, split, batch=batch, precision=tiny.FP32, each=each).measures[
-        "loss"
-    ]
-    outcomes = each.gathered()
+    split, results = Split("test", data, context=TextContext(by, tokens, stride)), EachExample()
+    loss = evaluate(
+        model, objective, split, batch=batch, precision=tiny.FP32, each=results
+    ).measures["loss"]
+    outcomes = results.gathered()
     assert sorted(outcome.index for outcome in outcomes) == list(range(len(data)))
     assert sum(outcome.targets for outcome in outcomes) == 600
-    assert sum(outcome.loss for outcome in outcomes) / 600 == pytest.approx(found, rel=1e-5)
-    return found
+    assert sum(outcome.loss for outcome in outcomes) / 600 == pytest.approx(loss, rel=1e-5)
+    return loss
 
 
 def test_one_block_scores_by_memory_as_by_a_window(short_lanes):
@@ -633,7 +633,7 @@ def of_processes():
 def test_two_processes_do_what_one_does(tmp_path, short_lanes):
     alone = of_processes()
 
-    for found in several.on_processes(2, of_processes, tmp_path):
-        assert_close(found["model"], alone["model"], rtol=0, atol=1e-5)
-        assert_close(found["step"]["lanes"], alone["step"]["lanes"], rtol=0, atol=1e-5)
-        assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    for results in several.on_processes(2, of_processes, tmp_path):
+        assert_close(results["model"], alone["model"], rtol=0, atol=1e-5)
+        assert_close(results["step"]["lanes"], alone["step"]["lanes"], rtol=0, atol=1e-5)
+        assert results["loss"] == pytest.approx(alone["loss"], rel=1e-5)

@@ -77,9 +77,9 @@ def test_the_cache_changes_no_token(shape, edited):
     samplings = (Sampling(0.0), Sampling(1.0, top_k=20, top_p=0.95), Sampling(2.0))
 
     for sampling in samplings:
-        found = written(model, cached=True, rows=3, sampling=sampling, seed=5)
-        assert found == written(model, cached=False, rows=3, sampling=sampling, seed=5)
-        assert (found[0] == found[1]) == (sampling.temperature == 0)
+        texts = written(model, cached=True, rows=3, sampling=sampling, seed=5)
+        assert texts == written(model, cached=False, rows=3, sampling=sampling, seed=5)
+        assert (texts[0] == texts[1]) == (sampling.temperature == 0)
 
 
 def test_the_first_of_several_texts_is_the_one_that_comes_alone():
@@ -90,13 +90,13 @@ def test_the_first_of_several_texts_is_the_one_that_comes_alone():
 
 def test_greedy_decoding_takes_what_the_whole_model_finds_likeliest():
     model = lively_model()
-    (found,) = written(model, cached=True, sampling=Sampling(0.0), most=10)
+    (tokens,) = written(model, cached=True, sampling=Sampling(0.0), most=10)
 
-    tokens_BT = torch.tensor([[*PROMPT, *found]])
+    tokens_BT = torch.tensor([[*PROMPT, *tokens]])
     top_BTD = model.readout(model.backbone(tokens_BT, torch.ones_like(tokens_BT) > 0))
     logits_BTV = model.heads["lm"](top_BTD, model.backbone.token_embedding.weight)
     likeliest_BT = logits_BTV.masked_fill(~ORDINARY_V, -torch.inf).argmax(-1)
-    assert likeliest_BT[0, len(PROMPT) - 1 : -1].tolist() == found
+    assert likeliest_BT[0, len(PROMPT) - 1 : -1].tolist() == tokens
 
 
 def test_what_may_not_be_said_is_never_said():
@@ -111,9 +111,9 @@ def test_what_may_not_be_said_is_never_said():
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_text_may_fill_every_position(cached):
-    (found,) = written(lively_model(), cached=cached, most=POSITIONS - len(PROMPT) + 1)
+    (tokens,) = written(lively_model(), cached=cached, most=POSITIONS - len(PROMPT) + 1)
 
-    assert len(PROMPT) + len(found) == POSITIONS + 1  # the last one was never read
+    assert len(PROMPT) + len(tokens) == POSITIONS + 1  # the last one was never read
 
 
 def test_a_diverged_model_is_an_error():
@@ -138,7 +138,7 @@ def test_portions_have_the_states_of_the_whole(portions, residual):
     whole = backbone(tokens_BT, mask_BT, padded=False)
 
     kv_cache = KVCache(3, 12)
-    found = [
+    portion_states = [
         backbone(
             part_BT, torch.ones_like(part_BT, dtype=torch.bool), padded=False, kv_cache=kv_cache
         )
@@ -146,7 +146,7 @@ def test_portions_have_the_states_of_the_whole(portions, residual):
     ]
 
     for layer, state_BTD in enumerate(whole):
-        parts_BTD = torch.cat([states[layer] for states in found], dim=1)
+        parts_BTD = torch.cat([states[layer] for states in portion_states], dim=1)
         assert_close(parts_BTD, state_BTD, rtol=0, atol=2e-5)
     assert kv_cache.length == 12
 
@@ -196,8 +196,8 @@ LOGITS = st.lists(
 
 def by_definition(logits, temperature, top_k, top_p):
     """Return the probabilities as the papers write them, one token after the other."""
-    exponentials = [math.exp((each - max(logits)) / temperature) for each in logits]
-    shares = {token: each / sum(exponentials) for token, each in enumerate(exponentials)}
+    exponentials = [math.exp((logit - max(logits)) / temperature) for logit in logits]
+    shares = {token: power / sum(exponentials) for token, power in enumerate(exponentials)}
     ranked = sorted(shares, key=lambda token: (-shares[token], token))[:top_k]
     whole = sum(shares[token] for token in ranked)
     kept, reached = [], 0.0
@@ -218,10 +218,10 @@ def by_definition(logits, temperature, top_k, top_p):
     top_p=st.sampled_from([0.11, 0.53, 0.907, 1.0]),
 )
 def test_probabilities_are_those_of_the_definition(logits, temperature, top_k, top_p):
-    found = Sampling(temperature, top_k, top_p).probabilities(torch.tensor([logits]))
+    shares = Sampling(temperature, top_k, top_p).probabilities(torch.tensor([logits]))
 
     expected = by_definition(logits, temperature, top_k, top_p)
-    assert_close(found, torch.tensor([expected], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert_close(shares, torch.tensor([expected], dtype=torch.float64), rtol=1e-9, atol=1e-12)
 
 
 def test_a_temperature_of_zero_takes_the_likeliest_and_of_equal_ones_the_first():
@@ -293,7 +293,7 @@ def test_half_a_character_waits_for_the_other_half(byte_pairs):
 
     shown = spelt(byte_pairs, [byte_pairs.sep], tokens)
 
-    assert [each for each in shown if each] == ["🙂"]
+    assert [part for part in shown if part] == ["🙂"]
     assert "\ufffd" not in "".join(shown)
 
 
@@ -322,9 +322,9 @@ def test_the_end_of_a_line_is_one_and_the_next_line_begins_without_a_space(kind,
 def cut_by_definition(text, stops):
     """Return the text before the first string that is complete, the longest that ends there."""
     for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            return text[: end - max(map(len, found))], True
+        matches = [stop for stop in stops if text[:end].endswith(stop)]
+        if matches:
+            return text[: end - max(map(len, matches))], True
     return text, False
 
 

@@ -78,10 +78,10 @@ def by_definition(model, tokens, first):
 def test_ends_are_scored_as_alone_in_any_batch(batch, kind):
     model = lively(CausalLM(), position_kind=kind)
 
-    found = score_endings(model, ROWS, batch)
+    scores = score_endings(model, ROWS, batch)
 
-    for row, own in zip(ROWS, found, strict=True):
-        assert_close(own, by_definition(model, list(row.tokens), row.first))
+    for row, row_scores in zip(ROWS, scores, strict=True):
+        assert_close(row_scores, by_definition(model, list(row.tokens), row.first))
 
 
 @pytest.mark.parametrize("begun", [[], [3], [3, 9, 17], [3, 9, 17, 30, 8], [7, 7]])
@@ -103,11 +103,11 @@ def test_gaps_are_scored_as_alone_in_any_batch():
         Gap([2, 9, 4, 4, 8, 13, 3], 3, [5, 6]),
     ]
 
-    found = score_gaps(model, rows, 0, 8)
+    scores = score_gaps(model, rows, 0, 8)
 
-    for row, own in zip(rows, found, strict=True):
+    for row, row_scores in zip(rows, scores, strict=True):
         (alone,) = score_gaps(model, [row], 0, 1)
-        assert_close(own, alone)
+        assert_close(row_scores, alone)
         everything = Gap(row.tokens, row.place, range(tiny.VOCABULARY.size))
         assert_close(score_gaps(model, [everything], 0, 1)[0].exp().sum(), torch.tensor(1.0))
 
@@ -174,15 +174,15 @@ def test_tokens_that_join_prompt_and_answer_belong_to_the_answer():
     [("none", -6.0), ("token", -2.0), ("char", -1.2), ("byte", -1.0), ("unconditional", -4.0)],
 )
 def test_scores_are_normalised_by_definition(norm, expected):
-    found = normalised([-1.0, -2.0, -3.0], " caf\u00e9s", norm, [-2.0])
+    score = normalised([-1.0, -2.0, -3.0], " caf\u00e9s", norm, [-2.0])
 
-    assert found == pytest.approx(expected)
+    assert score == pytest.approx(expected)
 
 
 def test_several_words_of_a_label_add_their_probabilities():
-    found = shares([[math.log(0.1), math.log(0.2)], [math.log(0.3)], [math.log(0.4)]])
+    probabilities = shares([[math.log(0.1), math.log(0.2)], [math.log(0.3)], [math.log(0.4)]])
 
-    np.testing.assert_allclose(found, [0.3, 0.3, 0.4])
+    np.testing.assert_allclose(probabilities, [0.3, 0.3, 0.4])
 
 
 def test_calibration_divides_by_the_bias():
@@ -196,11 +196,11 @@ def test_calibration_divides_by_the_bias():
 def test_shots_are_so_many_of_each_label_and_follow_from_the_seed():
     labels = [0, 1, 2] * 10
 
-    found = draw_shots(labels, 2, seed=3)
+    shots = draw_shots(labels, 2, seed=3)
 
-    assert sorted(labels[number] for number in found) == [0, 0, 1, 1, 2, 2]
-    assert found == draw_shots(labels, 2, seed=3)
-    assert found != draw_shots(labels, 2, seed=4)
+    assert sorted(labels[number] for number in shots) == [0, 0, 1, 1, 2, 2]
+    assert shots == draw_shots(labels, 2, seed=3)
+    assert shots != draw_shots(labels, 2, seed=4)
     assert draw_shots(labels, 0, seed=3) == []
     with pytest.raises(ConfigError, match="only 10 training examples"):
         draw_shots(labels, 11, seed=3)
@@ -246,30 +246,30 @@ def test_scores_do_not_depend_on_the_batch(direction):
 def test_pairs_the_other_way_round_are_judged_the_other_way_round(direction):
     pairs = [MinimalPair(TEXTS[0], TEXTS[1], "a"), MinimalPair(TEXTS[1], TEXTS[2], "b"),
              MinimalPair(TEXTS[2], TEXTS[2], "b")]  # fmt: skip
-    turned = [MinimalPair(each.bad, each.good, each.group) for each in pairs]
+    turned = [MinimalPair(pair.bad, pair.good, pair.group) for pair in pairs]
 
-    judged, others = (judge_pairs(scorer(direction), each) for each in (pairs, turned))
+    judged, others = (judge_pairs(scorer(direction), version) for version in (pairs, turned))
 
-    assert [1 - each.score for each in judged] == [each.score for each in others]
+    assert [1 - pair.score for pair in judged] == [pair.score for pair in others]
     assert judged[2].score == 0.5
-    assert [each.more_tokens for each in judged] == [-each.more_tokens for each in others]
+    assert [pair.more_tokens for pair in judged] == [-pair.more_tokens for pair in others]
 
 
-def judged(*found):
+def judged(*rows):
     pair = {name: MinimalPair("a", "b", name) for name in ("one", "two")}
-    return [JudgedPair(pair[group], good, bad, more) for group, good, bad, more in found]
+    return [JudgedPair(pair[group], good, bad, more) for group, good, bad, more in rows]
 
 
 def test_accuracy_is_told_by_group_with_its_interval():
-    found = accuracy_by_group(
+    groups = accuracy_by_group(
         judged(("one", -1, -2, 0), ("two", -1, -1, 0), ("one", -3, -2, 0), ("one", 0, -1, 0))
     )
 
-    assert [(each.group, each.accuracy, each.count) for each in found] == [
+    assert [(group.group, group.accuracy, group.count) for group in groups] == [
         ("one", pytest.approx(2 / 3), 3), ("two", 0.5, 1),
     ]  # fmt: skip
-    assert all(each.low < each.accuracy < each.high for each in found[:1])
-    assert str(found[0]).startswith("one: 66.7 % of 3 (")
+    assert all(group.low < group.accuracy < group.high for group in groups[:1])
+    assert str(groups[0]).startswith("one: 66.7 % of 3 (")
 
 
 def test_the_longer_one_wins_where_it_is_likelier():
@@ -312,51 +312,51 @@ def test_around_a_gap_stand_the_tokens_of_the_whole_text(kind, request):
     assert all(len(word) == 1 for word in words)
     hidden = [mask if [token] in words else token for token in whole]
 
-    found = encode_with_gaps("the [MASK] sat on the [MASK], the [MASK]", tokenizer, "lines")
+    tokens = encode_with_gaps("the [MASK] sat on the [MASK], the [MASK]", tokenizer, "lines")
 
-    assert found == [sep, *hidden, sep]
+    assert tokens == [sep, *hidden, sep]
 
 
 def test_lines_are_laid_out_as_in_text_to_pretrain_on(word_pieces):
     sep, mask, (the,) = word_pieces.sep, word_pieces.mask, word_pieces.encode("the")
 
-    found = encode_with_gaps("the [MASK]\nthe", word_pieces, "lines")
+    tokens = encode_with_gaps("the [MASK]\nthe", word_pieces, "lines")
 
-    assert found == [sep, the, mask, sep, the, sep]
+    assert tokens == [sep, the, mask, sep, the, sep]
 
 
 def test_a_sentence_stands_between_cls_and_sep(word_pieces):
     (the,) = word_pieces.encode("the")
 
-    found = encode_with_gaps("the [MASK]", word_pieces, "sentence")
+    tokens = encode_with_gaps("the [MASK]", word_pieces, "sentence")
 
-    assert found == [word_pieces.cls, the, word_pieces.mask, word_pieces.sep]
+    assert tokens == [word_pieces.cls, the, word_pieces.mask, word_pieces.sep]
 
 
 def test_candidates_are_the_likeliest_tokens_that_are_text(model, word_pieces):
     tokens = encode_with_gaps("the [MASK] sat on [MASK] mat", word_pieces, "lines")
 
-    found = fill(model, word_pieces, tokens, 7)
+    gaps = fill(model, word_pieces, tokens, 7)
 
     tokens_BT = torch.tensor([tokens])
     top_BTD = model.backbone(tokens_BT, torch.ones_like(tokens_BT) > 0)[-1]
     logits_BTV = model.heads["lm"](top_BTD, model.backbone.token_embedding.weight)
     shares_NV = logits_BTV.softmax(-1)[tokens_BT == word_pieces.mask]
-    assert len(found) == 2
-    for candidates, shares_V in zip(found, shares_NV, strict=True):
+    assert len(gaps) == 2
+    for candidates, shares_V in zip(gaps, shares_NV, strict=True):
         ordinary = [t for t in range(word_pieces.size) if t not in word_pieces.special]
         best = sorted(ordinary, key=lambda token: -shares_V[token].item())[:7]
-        assert [each.token for each in candidates] == word_pieces.pieces(best)
-        shares = torch.tensor([each.probability for each in candidates])
+        assert [candidate.token for candidate in candidates] == word_pieces.pieces(best)
+        shares = torch.tensor([candidate.probability for candidate in candidates])
         assert_close(shares, shares_V[best].detach(), rtol=1e-5, atol=1e-7)
 
 
 def test_more_candidates_than_there_are_tokens_are_all_of_them(model, word_pieces):
     tokens = encode_with_gaps("[MASK]", word_pieces, "lines")
 
-    (found,) = fill(model, word_pieces, tokens, 10_000)
+    (candidates,) = fill(model, word_pieces, tokens, 10_000)
 
-    assert len(found) == word_pieces.size - len(word_pieces.special)
+    assert len(candidates) == word_pieces.size - len(word_pieces.special)
 
 
 def test_gaps_are_filled_in_the_text_as_it_was_typed(word_pieces):

@@ -87,8 +87,8 @@ def batch(size):
     """Return sources and targets of different lengths, with their masks."""
     draw = torch.Generator().manual_seed(1)
     read, written = (torch.randint(5, size, (3, width), generator=draw) for width in (11, 7))
-    masks = [torch.arange(each.shape[1]) < torch.tensor(lengths)[:, None]
-             for each, lengths in ((read, [11, 4, 9]), (written, [7, 6, 2]))]  # fmt: skip
+    masks = [torch.arange(tokens.shape[1]) < torch.tensor(lengths)[:, None]
+             for tokens, lengths in ((read, [11, 4, 9]), (written, [7, 6, 2]))]  # fmt: skip
     return (read, masks[0]), (written, masks[1])
 
 
@@ -154,18 +154,18 @@ def test_an_export_is_the_same_to_the_last_bit(published):
     start = open_pretrained(str(folder / "theirs"))
     (folder / "ours").mkdir()
     config = ExportConfig(run=str(folder / "theirs"), to=str(folder / "ours"))
-    own = start.published.family.model_type
+    family = start.published.family.model_type
 
-    written = write_folder(_merged(config, start), folder / "ours", own)
+    written = write_folder(_merged(config, start), folder / "ours", family)
 
     lib = reference()
     again = lib.AutoModelForSeq2SeqLM.from_pretrained(folder / "ours").eval()
     assert written.target.architecture == type(theirs).__name__ == type(again).__name__
     weights = again.state_dict()
-    for name, each in theirs.state_dict().items():
+    for name, tensor in theirs.state_dict().items():
         # No token uses the first two of BART's positions.
         unread = 2 if name.endswith("embed_positions.weight") else 0
-        assert torch.equal(weights[name][unread:], each[unread:])
+        assert torch.equal(weights[name][unread:], tensor[unread:])
     (read, seen), (targets, _) = batch(theirs.config.vocab_size)
     with torch.no_grad():
         one, other = (

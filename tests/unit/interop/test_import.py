@@ -45,10 +45,10 @@ def test_segments_are_those_of_the_reference(tmp_path, family):
         expected = theirs(
             input_ids=tokens, attention_mask=mask.long(), token_type_ids=segment
         ).last_hidden_state
-        found = ours.backbone(tokens, mask, segment)[-1]
+        states = ours.backbone(tokens, mask, segment)[-1]
         without = ours.backbone(tokens, mask)[-1]
 
-    torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=0)
+    torch.testing.assert_close(states[mask], expected[mask], atol=1e-5, rtol=0)
     assert (without[mask] - expected[mask]).abs().max() > 1e-3
 
 

@@ -126,7 +126,7 @@ def run(folder, batch):
     given = {"input_ids": batch["tokens"], "attention_mask": batch["mask"].long()}
     if "segment" in batch:
         given["token_type_ids"] = batch["segment"]
-    assert [each.name for each in session.get_inputs()] == list(given)
+    assert [node.name for node in session.get_inputs()] == list(given)
     return session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0]
 
 
@@ -152,13 +152,13 @@ def check(case, folder, capfd):
 def check_outputs(folder, model, objective):
     for rows, length in ((1, 1), (2, 3), (5, 17)):
         batch = batch_of(rows, min(length, model.backbone.shape.positions), model)
-        wanted, found = expected(model, objective, batch), run(folder, batch)
-        assert wanted.shape == found.shape
+        wanted, outputs = expected(model, objective, batch), run(folder, batch)
+        assert wanted.shape == outputs.shape
         if not isinstance(objective, Classification):
             real = batch["mask"].numpy()
-            wanted, found = wanted[real], found[real]
+            wanted, outputs = wanted[real], outputs[real]
         assert wanted.std() > 0.1  # a graph that gives nothing but zeros would not do
-        np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(outputs, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -167,9 +167,9 @@ def test_published_configs_give_published_numbers_of_parameters(kind, name):
             parts.append(LanguageModelHead(shape, rows))
 
     unread = getattr(family, "first_position", 0) * shape.width  # rows for no position
-    total = sum(each.numel() for part in parts for each in part.parameters()) + unread
+    total = sum(weight.numel() for part in parts for weight in part.parameters()) + unread
     assert total == PARAMETERS[kind, name]
-    assert sum(each.numel() for each in parts[0].parameters()) * 4 > shape.least_bytes(rows)
+    assert sum(weight.numel() for weight in parts[0].parameters()) * 4 > shape.least_bytes(rows)
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
@@ -198,10 +198,10 @@ def test_the_tensors_of_published_sizes_are_those_of_the_reference(kind, name):
         warnings.simplefilter("ignore")
         theirs = auto.from_config(config).state_dict()
     for name, other in family.synonyms.items():
-        theirs = {each.replace(name, other): tensor for each, tensor in theirs.items()}
+        theirs = {key.replace(name, other): tensor for key, tensor in theirs.items()}
 
-    found = {name: expected.get(name) for name in theirs if name in expected}
-    assert found == {name: theirs[name].shape for name in found}
+    shapes = {name: expected.get(name) for name in theirs if name in expected}
+    assert shapes == {name: theirs[name].shape for name in shapes}
     missing = {name for name in theirs if name not in expected}
     assert expected.keys() <= theirs.keys()
     assert all(name.endswith(("decoder.weight", "decoder.bias", "lm_head.weight", "position_ids",
@@ -219,11 +219,11 @@ def test_rows_past_the_tokenizer_are_dropped_whatever_their_number(tmp_path, fam
     tokens = open_folder(tmp_path / "first", "init_from").tokenizer.size
     theirs = publish(tmp_path / "padded", family, vocab_size=tokens + unused)
 
-    found = open_folder(tmp_path / "padded", "init_from")
+    start = open_folder(tmp_path / "padded", "init_from")
 
-    table = found.tensors()["backbone.token_embedding.weight"]
+    table = start.tensors()["backbone.token_embedding.weight"]
     assert torch.equal(table, theirs.get_input_embeddings().weight[:tokens])
-    assert found.description.vocabulary == tokens
+    assert start.description.vocabulary == tokens
 
 
 def test_a_padded_model_is_written_with_as_many_rows_as_there_are_tokens(tmp_path):
@@ -235,9 +235,9 @@ def test_a_padded_model_is_written_with_as_many_rows_as_there_are_tokens(tmp_pat
 
     again = reference().AutoModelForCausalLM.from_pretrained(tmp_path / "written")
     with torch.no_grad():
-        found, expected = again(tokens).logits, theirs(tokens).logits
-    torch.testing.assert_close(found, expected[..., : found.shape[-1]], atol=1e-5, rtol=0)
-    assert found.shape[-1] == len(reference().AutoTokenizer.from_pretrained(tmp_path / "written"))
+        logits, expected = again(tokens).logits, theirs(tokens).logits
+    torch.testing.assert_close(logits, expected[..., : logits.shape[-1]], atol=1e-5, rtol=0)
+    assert logits.shape[-1] == len(reference().AutoTokenizer.from_pretrained(tmp_path / "written"))
 
 
 # --- damaged folders -----------------------------------------------------------------------------

@@ -98,10 +98,10 @@ def predicts_the_same(folder, model, tokenizer, **options):
     tokens, mask = some_texts(tokenizer)
     with torch.no_grad():
         hidden = model.backbone(tokens, mask)[-1]
-        own = model.heads["lm"](hidden, model.backbone.token_embedding.weight)
+        logits = model.heads["lm"](hidden, model.backbone.token_embedding.weight)
         other = theirs(input_ids=tokens, attention_mask=mask.long()).logits
-    assert own.std() > 0.1
-    torch.testing.assert_close(own[mask], other[mask], atol=1e-5, rtol=1e-5)
+    assert logits.std() > 0.1
+    torch.testing.assert_close(logits[mask], other[mask], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,15 @@ def test_both_heads_of_pretraining_predict_the_same(
     batch = {"tokens": tokens, "mask": mask, "segment": segment}
     with torch.no_grad():
         encoded = Encoding(model, batch)
-        own = model.heads["lm"](encoded.top, model.backbone.token_embedding.weight)
+        logits = model.heads["lm"](encoded.top, model.backbone.token_embedding.weight)
         said = objective.outputs(model, batch, encoded)
-        found = theirs(input_ids=tokens, attention_mask=mask.long(), token_type_ids=segment)
+        outputs = theirs(input_ids=tokens, attention_mask=mask.long(), token_type_ids=segment)
     assert said.std() > 0.1
-    torch.testing.assert_close(own[mask], found.prediction_logits[mask], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(said, found[answer], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits[mask], outputs.prediction_logits[mask], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(said, outputs[answer], atol=1e-5, rtol=1e-5)
     again = open_folder(tmp_path, "run").tensors()
     assert again.keys() == model.state_dict().keys()
-    assert all(torch.equal(again[name], each) for name, each in model.state_dict().items())
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_which_text_is_cut_is_written_too(tmp_path, direction, truncate):
         {"truncation__max_length": 10},
         {"truncation__direction": "Left"},
         {"post_processor__single": [{"Sequence": {"id": "A", "type_id": 0}}]},
-        {"post_processor__pair": [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"]},
+        {"post_processor__pair": [{"Sequence": {"id": letter, "type_id": 0}} for letter in "AB"]},
     ],
 )
 def test_a_file_that_says_something_else_is_refused(tmp_path, changes):

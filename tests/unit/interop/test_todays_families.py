@@ -87,9 +87,9 @@ OLD_MODERNBERT = {
 
 
 def ours_of(folder, head=LANGUAGE_MODEL):
-    found = open_folder(folder, "run")
+    start = open_folder(folder, "run")
     return Ours(
-        found.description.shape, found.tensors(), found.tokenizer, head, None, "published", 40
+        start.description.shape, start.tensors(), start.tokenizer, head, None, "published", 40
     )
 
 
@@ -115,9 +115,9 @@ def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, 
         states = ours.backbone(tokens, mask)
 
     assert len(states) == len(expected) == 4
-    for own, other in zip(states, expected, strict=True):
+    for state, other in zip(states, expected, strict=True):
         assert other[mask].std() > 0.1
-        torch.testing.assert_close(own[mask], other[mask], atol=1e-5, rtol=0)
+        torch.testing.assert_close(state[mask], other[mask], atol=1e-5, rtol=0)
     assert not report.new
 
     (tmp_path / "second").mkdir()
@@ -185,11 +185,11 @@ def test_both_names_of_the_output_of_gpt_neox_are_read(tmp_path):
     tensors["gpt_neox.layers.0.attention.masked_bias"] = torch.zeros(())
     save_file(tensors, path)
 
-    found = open_folder(tmp_path, "init_from")
+    start = open_folder(tmp_path, "init_from")
 
-    assert found.dropped == ("gpt_neox.layers.0.attention.masked_bias",)
-    assert found.tensors().keys() == new.keys()
-    assert torch.equal(found.tensors()["heads.lm.weight"], new["heads.lm.weight"])
+    assert start.dropped == ("gpt_neox.layers.0.attention.masked_bias",)
+    assert start.tensors().keys() == new.keys()
+    assert torch.equal(start.tensors()["heads.lm.weight"], new["heads.lm.weight"])
 
 
 @pytest.mark.parametrize("family", ["xlm-roberta", "mpnet"])
@@ -259,11 +259,11 @@ def test_parts_in_half_precision_give_the_same_numbers(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    found = open_folder(tmp_path, "init_from")
+    start = open_folder(tmp_path, "init_from")
 
-    tensors = found.tensors()
+    tensors = start.tensors()
 
-    for rule in found.rules:
+    for rule in start.rules:
         assert torch.equal(
             tensors[rule.ours], rule.conversion.take([whole[n] for n in rule.theirs])
         )

@@ -128,7 +128,7 @@ def test_it_is_the_same_through_a_cache_and_through_a_fork_of_it(shape):
     texts = torch.cat([TEXTS[:1, :4].expand(2, -1), TEXTS[:, 4:]], 1)
 
     steps = KVCache(backbone.shape.depth, 10)
-    found = [
+    states = [
         backbone(part, torch.ones_like(part, dtype=torch.bool), padded=False, kv_cache=steps)[-1]
         for part in TEXTS.split(3, dim=1)
     ]
@@ -136,7 +136,7 @@ def test_it_is_the_same_through_a_cache_and_through_a_fork_of_it(shape):
         texts[:, 4:], ALL[:, 4:], padded=False, kv_cache=first.fork(2, 10)
     )  # fmt: skip
 
-    assert_close(torch.cat(found, 1), wanted)
+    assert_close(torch.cat(states, 1), wanted)
     assert_close(later[-1], backbone(texts, ALL, padded=False)[-1][:, 4:])
 
 
@@ -145,7 +145,7 @@ def test_it_is_an_attention_between_two_shared_projections():
     hidden = torch.randn(1, 5, 16)
     (shared,) = layer._shared
 
-    found = layer(hidden, AttentionInputs(causal=True))
+    output = layer(hidden, AttentionInputs(causal=True))
 
     query, key, value = layer.packed(shared.encode(hidden))[0].chunk(3, dim=1)
     seen, mixed = torch.ones(5, 5).tril().bool(), torch.empty(5, 12)
@@ -153,7 +153,7 @@ def test_it_is_an_attention_between_two_shared_projections():
         at = slice(3 * head, 3 * head + 3)
         scores = query[:, at] @ key[:, at].T / math.sqrt(3)
         mixed[:, at] = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value[:, at]
-    assert_close(found[0], mixed @ shared.decode.weight.T)
+    assert_close(output[0], mixed @ shared.decode.weight.T)
 
 
 @pytest.mark.parametrize("residual", ["pre", "post", "tutorial", "reordered", "parallel"])
@@ -237,19 +237,19 @@ def test_a_closed_gate_changes_no_bit_with_padding_or_a_cache(shape):
     before, after = plain(**shape), with_prefix(learned=False, **shape)
 
     assert torch.equal(before(TEXTS, MASK)[-1], after(TEXTS, MASK)[-1])
-    (wanted, cache), (found, own) = in_steps(before), in_steps(after)
-    assert torch.equal(wanted, found)
-    assert own.length == cache.length == 10
+    (wanted, cache), (states, prefix_cache) = in_steps(before), in_steps(after)
+    assert torch.equal(wanted, states)
+    assert prefix_cache.length == cache.length == 10
 
 
 @each_shape
 def test_what_is_learned_is_the_same_through_a_cache_and_takes_no_place_in_it(shape):
     backbone = with_prefix(**shape)
 
-    found, cache = in_steps(backbone)
+    states, cache = in_steps(backbone)
 
-    assert_close(found, backbone(TEXTS, ALL, padded=False)[-1])
-    assert not torch.allclose(found, plain(**shape)(TEXTS, ALL, padded=False)[-1])
+    assert_close(states, backbone(TEXTS, ALL, padded=False)[-1])
+    assert not torch.allclose(states, plain(**shape)(TEXTS, ALL, padded=False)[-1])
     assert cache.length == 10
 
 
@@ -272,12 +272,12 @@ def test_it_is_a_softmax_of_its_own_that_masks_and_positions_do_not_reach():
     tiny.lively(prefix, std=0.5)
     query = torch.randn(3, 4, 7, 6)
 
-    found = prefix(query)
+    output = prefix(query)
 
     for head in range(4):
         scores = query[:, head] @ prefix.key[head // 2].T / math.sqrt(6)
         wanted = prefix.gate[head].tanh() * scores.softmax(-1) @ prefix.value[head // 2]
-        assert_close(found[:, head], wanted)
+        assert_close(output[:, head], wanted)
 
 
 def test_an_attention_adds_it_before_the_output_projection():

@@ -183,8 +183,8 @@ def kept_of(query, key, seen, dropout=DROPOUT, lengths=None):
     torch.manual_seed(1)
     ones = torch.eye(KEYS, dtype=torch.float64).expand(BATCH, NUM_HEADS, KEYS, KEYS)
     query, key = (
-        torch.cat((each, each.new_zeros(*each.shape[:3], KEYS - HEAD_WIDTH)), -1)
-        for each in (query, key)
+        torch.cat((vectors, vectors.new_zeros(*vectors.shape[:3], KEYS - HEAD_WIDTH)), -1)
+        for vectors in (query, key)
     )
     # Wider queries are scaled down by more.
     query = query * math.sqrt(KEYS / HEAD_WIDTH)

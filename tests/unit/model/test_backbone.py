@@ -122,7 +122,7 @@ def test_changing_a_token_changes_no_causal_state_before_it(residual, position_k
     changed = tokens.clone()
     changed[:, 6] = (tokens[:, 6] + 1) % 48
 
-    before, after = (backbone(each, mask, padded=padded) for each in (tokens, changed))
+    before, after = (backbone(text, mask, padded=padded) for text in (tokens, changed))
 
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old[:, :6], new[:, :6])
@@ -332,13 +332,13 @@ def test_positions_that_restart_are_those_of_a_text_that_begins(padded):
     restart = (torch.arange(7) >= torch.tensor([[3], [5]])).long()
 
     with torch.no_grad():
-        found = backbone(tokens, mask, restart_BT=restart, padded=padded)[-1]
+        states = backbone(tokens, mask, restart_BT=restart, padded=padded)[-1]
         plain = backbone(tokens, mask, padded=padded)[-1]
         table = backbone.position_embedding.weight
         for row, begin in enumerate((3, 5)):
             before = table.clone()
             table[begin:7] = before[: 7 - begin]
-            own = backbone(tokens[[row]], mask[[row]], padded=padded)[-1]
+            row_states = backbone(tokens[[row]], mask[[row]], padded=padded)[-1]
             table.copy_(before)
-            assert_close(found[row][mask[row]], own[0][mask[row]])
-    assert (found - plain).abs().max() > 0.1
+            assert_close(states[row][mask[row]], row_states[0][mask[row]])
+    assert (states - plain).abs().max() > 0.1

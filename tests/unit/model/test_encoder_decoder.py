@@ -159,13 +159,13 @@ def test_what_training_takes_is_what_torch_counts(options, edits):
 
 def test_checkpointing_finds_the_same_gradients():
     (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
-    found = []
+    gradients = []
     for recomputed in (False, True):
         whole = model(**T5).train()
         whole.backbone.recompute(recomputed)
         whole.backbone(tokens, mask, source=SourceText(read, seen))[-1][
             mask
         ].square().sum().backward()
-        found.append({name: each.grad for name, each in whole.named_parameters()})
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-6)
+        gradients.append({name: parameter.grad for name, parameter in whole.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-6)

@@ -176,11 +176,11 @@ def with_gradients(function, tensors, target_N):
 
 
 def assert_same(tensors, target_N, tolerance, function=summed_cross_entropy):
-    expected, gradients = with_gradients(plain, tensors, target_N)
-    found, own = with_gradients(function, tensors, target_N)
+    expected, expected_gradients = with_gradients(plain, tensors, target_N)
+    loss, gradients = with_gradients(function, tensors, target_N)
 
-    assert_close(found, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
-    for gradient, wanted in zip(own, gradients, strict=True):
+    assert_close(loss, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
         if wanted is None:
             assert gradient is None
         else:
@@ -278,13 +278,13 @@ def test_huge_logits_stay_finite():
 
 def test_bfloat16_is_roughly_right_and_leaves_gradients_in_float32():
     *tensors, target = inputs(50, 7, torch.float32)
-    expected, gradients = with_gradients(plain, tensors, target)
+    expected, expected_gradients = with_gradients(plain, tensors, target)
 
     with torch.autocast("cpu", torch.bfloat16):
-        found, own = with_gradients(summed_cross_entropy, tensors, target)
+        loss, gradients = with_gradients(summed_cross_entropy, tensors, target)
 
-    assert_close(found, expected, rtol=0.01, atol=0)
-    for gradient, wanted in zip(own, gradients, strict=True):
+    assert_close(loss, expected, rtol=0.01, atol=0)
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
         assert_close(gradient, wanted, rtol=0.05, atol=0.05)
 
 
@@ -334,11 +334,11 @@ def test_products_that_are_added_in_float32_are_nearer_to_float64(monkeypatch):
         with torch.autocast("cpu", torch.bfloat16):
             _, gradients = with_gradients(summed_cross_entropy, tensors, target)
         pairs = zip(gradients, wanted, strict=True)
-        errors.append([float((own.double() - exact).norm()) for own, exact in pairs])
+        errors.append([float((gradient.double() - exact).norm()) for gradient, exact in pairs])
 
-    (of_hidden, rounded, of_bias), found = errors
-    assert found == [of_hidden, pytest.approx(found[1]), of_bias]
-    assert found[1] < rounded
+    (of_hidden, rounded, of_bias), wide_errors = errors
+    assert wide_errors == [of_hidden, pytest.approx(wide_errors[1]), of_bias]
+    assert wide_errors[1] < rounded
 
 
 # --- divergence from a teacher -------------------------------------------------------------------
@@ -371,13 +371,13 @@ def test_a_divergence_in_chunks_is_that_of_the_plain_formula(monkeypatch, elemen
     teacher_NV = torch.randn(50, 7, generator=torch.Generator().manual_seed(1))
 
     expected = divergence_and_gradients(plain_divergence, *tensors, teacher_NV, precision=precision)
-    found = divergence_and_gradients(chunked, *tensors, teacher_NV, precision=precision)
+    results = divergence_and_gradients(chunked, *tensors, teacher_NV, precision=precision)
 
     # Gradients by logits are rounded to bf16 before the products, in either order.
     coarse = 1e-5 if precision == "fp32" else 2e-2
-    for number, (own, wanted) in enumerate(zip(found, expected, strict=True)):
+    for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         tolerance = 1e-5 if number == 0 else coarse
-        assert_close(own, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+        assert_close(result, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
 def test_a_student_that_predicts_as_its_teacher_has_divergence_0_and_gradient_0():
@@ -396,10 +396,10 @@ def test_where_the_bias_alone_learns_a_divergence_still_has_its_gradient():
     teacher_NV = torch.randn(50, 7, generator=torch.Generator().manual_seed(1))
 
     chunked(hidden, table, bias, teacher_NV, 2.0).backward()
-    found, bias.grad = bias.grad, None
+    gradient, bias.grad = bias.grad, None
     plain_divergence(hidden, table, bias, teacher_NV, 2.0).backward()
 
-    assert_close(found, bias.grad, rtol=1e-5, atol=1e-5)
+    assert_close(gradient, bias.grad, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("elements", [1, 7 * 20, 2**23])
@@ -418,11 +418,11 @@ def test_the_loss_of_a_model_that_may_copy_is_its_formula(monkeypatch, elements)
         return summed_copy_loss(*tensors, is_read)
 
     tensors = (hidden, table, bias, gate)
-    expected, gradients = with_gradients(by_formula, tensors, target)
-    found, own = with_gradients(in_chunks, tensors, target)
+    expected, expected_gradients = with_gradients(by_formula, tensors, target)
+    loss, gradients = with_gradients(in_chunks, tensors, target)
 
-    assert_close(found, expected)
-    for gradient, wanted in zip(own, gradients, strict=True):
+    assert_close(loss, expected)
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
         assert_close(gradient, wanted)
 
 
@@ -433,12 +433,12 @@ def test_logits_are_shown_on_their_way():
     def look(logits_RV, rows):
         seen[rows] = logits_RV.detach()
 
-    found = summed_cross_entropy(hidden, table, bias, target, on_logits=look)
+    loss = summed_cross_entropy(hidden, table, bias, target, on_logits=look)
     with torch.no_grad():
         again = summed_cross_entropy(hidden, table, bias, target, on_logits=look)
 
     assert_close(seen, F.linear(hidden, table, bias).detach(), rtol=1e-6, atol=1e-6)
-    assert_close(found.detach(), again, rtol=1e-6, atol=1e-6, check_dtype=False)
+    assert_close(loss.detach(), again, rtol=1e-6, atol=1e-6, check_dtype=False)
 
 
 def test_the_unigram_model_says_the_add_one_shares_everywhere():

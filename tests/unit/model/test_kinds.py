@@ -214,16 +214,16 @@ def turned(states_BHTW, first=0, **changes):
 def test_a_pair_of_numbers_is_turned_by_its_angle_and_the_rest_stays(share, pairs):
     states = drawn(1, 2, 6, 8)
 
-    found = turned(states, rotary=Rotary(base=100.0, share=share))
+    rotated = turned(states, rotary=Rotary(base=100.0, share=share))
 
     for position in range(6):
         for pair in range(pairs):
             angle = position * 100.0 ** (-pair / pairs)
             x, y = states[0, :, position, pair], states[0, :, position, pair + pairs]
             cos, sin = math.cos(angle), math.sin(angle)
-            assert_close(found[0, :, position, pair], x * cos - y * sin)
-            assert_close(found[0, :, position, pair + pairs], y * cos + x * sin)
-    assert torch.equal(found[..., 2 * pairs :], states[..., 2 * pairs :])
+            assert_close(rotated[0, :, position, pair], x * cos - y * sin)
+            assert_close(rotated[0, :, position, pair + pairs], y * cos + x * sin)
+    assert torch.equal(rotated[..., 2 * pairs :], states[..., 2 * pairs :])
 
 
 @pytest.mark.parametrize("scaling", [None, RotaryScaling("linear", 4.0), LLAMA3])
@@ -249,7 +249,7 @@ def test_linear_scaling_divides_positions():
 
 def test_llama3_scaling_slows_down_long_waves_alone():
     plain, scaled = (
-        rotary_frequencies(Rotary(base=1000.0, scaling=each), 16) for each in (None, LLAMA3)
+        rotary_frequencies(Rotary(base=1000.0, scaling=scaling), 16) for scaling in (None, LLAMA3)
     )
 
     for before, after in zip(plain.tolist(), scaled.tolist(), strict=True):
@@ -269,11 +269,11 @@ def test_llama3_scaling_slows_down_long_waves_alone():
 def test_angles_are_exact_in_half_precision():
     states = drawn(1, 2, 6, 8).bfloat16()
 
-    found = turned(states, first=5000, rotary=Rotary())
+    rotated = turned(states, first=5000, rotary=Rotary())
 
     exact = turned(states.float(), first=5000, rotary=Rotary())
-    assert found.dtype == torch.bfloat16
-    assert_close(found.float(), exact, rtol=0.01, atol=0.02)
+    assert rotated.dtype == torch.bfloat16
+    assert_close(rotated.float(), exact, rtol=0.01, atol=0.02)
 
 
 @pytest.mark.parametrize("name", ["rms", "rms_unit"])
@@ -304,15 +304,15 @@ def test_consecutive_heads_share_keys_and_values():
     for kind in ("weight", "bias"):
         rows = getattr(shared.packed, kind).split(shared.rows)
         copies = [
-            each.unflatten(0, (2, 6)).repeat_interleave(2, dim=0).flatten(0, 1) for each in rows[1:]
+            part.unflatten(0, (2, 6)).repeat_interleave(2, dim=0).flatten(0, 1) for part in rows[1:]
         ]
         getattr(whole.packed, kind).data = torch.cat([rows[0], *copies])
     whole.output = shared.output
     hidden = drawn(2, 5, 16)
 
-    found = shared(hidden, AttentionInputs(causal=True))
+    output = shared(hidden, AttentionInputs(causal=True))
 
-    assert_close(found, whole(hidden, AttentionInputs(causal=True)))
+    assert_close(output, whole(hidden, AttentionInputs(causal=True)))
 
 
 def test_the_cache_holds_shared_heads():
@@ -351,7 +351,7 @@ def test_only_blocks_with_a_window_have_a_mask_and_angles_of_their_own(direction
 def test_a_text_within_the_window_needs_no_mask():
     pattern = tiny.backbone(**{**tiny.MODERN, "window": 12}).attention_pattern
 
-    assert all(each.attn_mask is None for each in pattern(ALL, padded=False, cached=0))
+    assert all(inputs.attn_mask is None for inputs in pattern(ALL, padded=False, cached=0))
 
 
 def by_hand(residual, z, block):
@@ -376,19 +376,19 @@ def test_a_residual_form_is_its_formula(residual):
     tiny.lively(backbone)
     z, block = drawn(2, 5, 16), backbone.blocks[0]
 
-    found = block(z, AttentionInputs(causal=True))
+    output = block(z, AttentionInputs(causal=True))
 
-    assert_close(found, by_hand(residual, z, block))
+    assert_close(output, by_hand(residual, z, block))
 
 
 @pytest.mark.parametrize("biases", ["all", "qkv", "none"])
 def test_biases_are_where_they_are_asked_for(biases):
     names = {name for name, _ in tiny.backbone(biases=biases, norm="rms").named_parameters()}
 
-    found = {name.removeprefix("blocks.0.") for name in names if name.startswith("blocks.0.")}
+    suffixes = {name.removeprefix("blocks.0.") for name in names if name.startswith("blocks.0.")}
     linear = {"attention.packed", "attention.output", "feed_forward.inner", "feed_forward.output"}
     expected = {"all": linear, "qkv": {"attention.packed"}, "none": set()}[biases]
-    assert {name for name in found if name.endswith("bias")} == {f"{n}.bias" for n in expected}
+    assert {name for name in suffixes if name.endswith("bias")} == {f"{n}.bias" for n in expected}
 
 
 def test_low_rank_updates_find_the_rows_of_shared_heads():
@@ -406,7 +406,7 @@ def test_low_rank_updates_find_the_rows_of_shared_heads():
 def test_a_modern_preset_has_the_parameters_of_its_plain_one_in_matrices(pair):
     def matrices(name):
         with torch.device("meta"):
-            found = Backbone(tiny.preset(name, direction="causal"), 100).blocks.parameters()
-        return sum(each.numel() for each in found if each.ndim > 1)
+            parameters = Backbone(tiny.preset(name, direction="causal"), 100).blocks.parameters()
+        return sum(parameter.numel() for parameter in parameters if parameter.ndim > 1)
 
     assert matrices(pair[0]) == matrices(pair[1])

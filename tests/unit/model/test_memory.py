@@ -94,9 +94,9 @@ def test_with_several_blocks_a_memory_reaches_farther_back_than_it_is_long():
     changed_BT = tokens_BT.clone()
     changed_BT[:, 0] = 4
 
-    found = [in_segments(backbone, each_BT, 8, 8)[:, 16:] for each_BT in (tokens_BT, changed_BT)]
+    states = [in_segments(backbone, text_BT, 8, 8)[:, 16:] for text_BT in (tokens_BT, changed_BT)]
 
-    assert not torch.equal(*found)
+    assert not torch.equal(*states)
 
 
 def test_the_states_in_a_memory_get_no_gradient_and_the_weights_that_read_them_do():
@@ -125,9 +125,9 @@ def test_seven_positions_more_before_a_text_change_nothing():
     backbone, tokens_BT = lively_backbone(), tokens(9)
     padded_BT = torch.nn.functional.pad(tokens_BT, (7, 0))
 
-    found = backbone(padded_BT, padded_BT > 0)[-1][:, 7:]
+    states = backbone(padded_BT, padded_BT > 0)[-1][:, 7:]
 
-    assert_close(found, read(backbone, tokens_BT)[-1], rtol=0, atol=1e-5)
+    assert_close(states, read(backbone, tokens_BT)[-1], rtol=0, atol=1e-5)
 
 
 def test_what_is_not_finite_is_forgotten():
@@ -144,8 +144,8 @@ def test_documents_end_what_is_remembered():
     memory = Memory(8)
 
     parts = [
-        read(backbone, *each, memory=memory, document_BT=numbers_BT)[-1]
-        for *each, numbers_BT in zip(
+        read(backbone, part_BT, memory=memory, document_BT=numbers_BT)[-1]
+        for part_BT, numbers_BT in zip(
             tokens_BT.split(8, dim=1), document_BT.split(8, dim=1), strict=True
         )
     ]
@@ -186,13 +186,13 @@ def test_a_text_may_be_longer_than_a_block():
     tiny.lively(model)
     prompt = tokens(11, rows=1)[0].tolist()
     with torch.inference_mode():
-        found = list(generate(
+        steps = list(generate(
             model.eval(), prompt, rows=1, max_new_tokens=30, use_cache=True, memory=8,
             sampling=Sampling(0.0), sampler=TokenSampler(0, 1),
             allowed_V=torch.ones(tiny.VOCABULARY.size, dtype=torch.bool),
         ))  # fmt: skip
 
-    text_BT = torch.tensor([[*prompt, *(token for (token,) in found)]])
+    text_BT = torch.tensor([[*prompt, *(token for (token,) in steps)]])
     with torch.no_grad():
         memory = Memory(8)
         parts_BT = text_BT.split([8, 3, *[1] * 30], dim=1)

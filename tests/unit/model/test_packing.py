@@ -24,9 +24,9 @@ def passed(backbone, mask, packing, prefix):
     """Return the hidden states at real tokens, and the gradients of a sum over them."""
     backbone.zero_grad()
     states = backbone(TOKENS, mask, MASK.long().cumsum(1) % 2, prefix_B=prefix, packing=packing)
-    found = [each[mask] if packing is None else each[0] for each in states]
-    sum((each * each.cos()).sum() for each in found).backward()
-    return found, [each.grad.clone() for each in backbone.parameters()]
+    real_states = [state[mask] if packing is None else state[0] for state in states]
+    sum((state * state.cos()).sum() for state in real_states).backward()
+    return real_states, [parameter.grad.clone() for parameter in backbone.parameters()]
 
 
 def check(prefix=None, mask=MASK, **changes):
@@ -41,7 +41,7 @@ def check(prefix=None, mask=MASK, **changes):
         50,
     ).double()  # fmt: skip
     packing = Packing.of(mask, mask.flatten().nonzero().squeeze(1))
-    whole, packed = (passed(backbone, mask, each, prefix) for each in (None, packing))
+    whole, packed = (passed(backbone, mask, layout, prefix) for layout in (None, packing))
     assert_close(packed, whole, rtol=0, atol=1e-10)
 
 
@@ -82,9 +82,9 @@ def test_texts_in_rows_have_the_states_and_gradients_of_the_padded_pass(position
 
     def passed(batch):
         model.zero_grad()
-        found = [state[MASK] for state in Encoding(model, batch).states]
-        sum((each * each.cos()).sum() for each in found).backward()
-        return found, [each.grad.clone() for each in model.parameters()]
+        real_states = [state[MASK] for state in Encoding(model, batch).states]
+        sum((state * state.cos()).sum() for state in real_states).backward()
+        return real_states, [parameter.grad.clone() for parameter in model.parameters()]
 
     whole, rows = passed(batch), passed(with_rows(batch))
 
@@ -171,7 +171,7 @@ def test_documents_in_a_row_have_the_states_of_each_alone(direction, kind, paddi
     )  # fmt: skip
 
     expected = zip(*alone(backbone), strict=True)
-    for found, parts in zip(states, expected, strict=True):
-        assert_close(found[:, :12], torch.cat(parts, dim=1), rtol=1e-4, atol=1e-5)
+    for state, parts in zip(states, expected, strict=True):
+        assert_close(state[:, :12], torch.cat(parts, dim=1), rtol=1e-4, atol=1e-5)
     before = backbone(tokens, mask, padded=padding > 0)[-1]
     assert not torch.isclose(before[:, 6:12], states[-1][:, 6:12], atol=1e-3).all()

@@ -131,12 +131,14 @@ def test_what_fused_attention_gives_out_is_made_of_the_probabilities_of_its_plac
 
     assert list(maps) == [0, 1, 2]
     for place, number in enumerate(backbone.shape.visits):
-        attention, found = backbone.blocks[number].attention, projections[place]
-        keys = found.key.repeat_interleave(attention.sharing, dim=1)
-        assert_close(masked_scores(found.query, keys, found.inputs).softmax(-1), maps[place])
-        mixed_BHTW = maps[place] @ found.value.repeat_interleave(attention.sharing, dim=1)
+        attention, projection = backbone.blocks[number].attention, projections[place]
+        keys = projection.key.repeat_interleave(attention.sharing, dim=1)
+        assert_close(
+            masked_scores(projection.query, keys, projection.inputs).softmax(-1), maps[place]
+        )
+        mixed_BHTW = maps[place] @ projection.value.repeat_interleave(attention.sharing, dim=1)
         if attention.prefix is not None:
-            mixed_BHTW = mixed_BHTW + attention.prefix(found.query)
+            mixed_BHTW = mixed_BHTW + attention.prefix(projection.query)
         again = attention.output(mixed_BHTW.transpose(1, 2).flatten(2))
         assert_close(again[mask_BT], fused[place][mask_BT], rtol=0, atol=1e-5)
         rows = maps[place].transpose(1, 2)[mask_BT]
@@ -154,9 +156,9 @@ def test_factors_of_one_change_no_bit(kind):
     before = states(backbone)
 
     with gated(backbone, all_heads(backbone)):
-        found = states(backbone)
+        gated_states = states(backbone)
 
-    assert all(map(torch.equal, found, before))
+    assert all(map(torch.equal, gated_states, before))
 
 
 @pytest.mark.parametrize("kind", GATED, ids=str)
@@ -167,10 +169,10 @@ def test_without_any_head_attention_is_the_bias_of_its_output(kind):
             block.attention.output.weight.zero_()
 
     with gated(backbone, torch.zeros(3, 4)):
-        found = states(backbone)
+        gated_states = states(backbone)
 
-    assert all(bool(each.isfinite().all()) for each in found)
-    assert_close(found, states(without))
+    assert all(bool(state.isfinite().all()) for state in gated_states)
+    assert_close(gated_states, states(without))
 
 
 @pytest.mark.parametrize("residual", ["pre", "sandwich", "reordered", "parallel", "post"])
@@ -179,12 +181,14 @@ def test_the_stream_passes_a_block_that_is_left_out_and_only_norms_of_post_stay(
     block = backbone.blocks[1]
 
     with gated(backbone, all_heads(backbone), without_attention={1}, without_feed_forward={1}):
-        found = states(backbone)
+        gated_states = states(backbone)
 
     if residual == "post":
-        assert_close(found[2], block.feed_forward_norm(block.attention_norm(found[1])))
+        assert_close(
+            gated_states[2], block.feed_forward_norm(block.attention_norm(gated_states[1]))
+        )
     else:
-        assert torch.equal(found[2], found[1])
+        assert torch.equal(gated_states[2], gated_states[1])
 
 
 @pytest.mark.parametrize("part", ["attention", "feed_forward"])
@@ -196,9 +200,9 @@ def test_a_sub_layer_is_left_out_by_itself(part):
         output.bias.zero_()
 
     with gated(backbone, all_heads(backbone), **{f"without_{part}": {1}}):
-        found = states(backbone)
+        gated_states = states(backbone)
 
-    assert_close(found, states(without))
+    assert_close(gated_states, states(without))
 
 
 def test_a_block_that_places_share_is_gated_at_each_by_itself():
@@ -207,10 +211,10 @@ def test_a_block_that_places_share_is_gated_at_each_by_itself():
     heads[1] = 0
 
     with gated(backbone, heads):
-        found = states(backbone)
+        gated_states = states(backbone)
 
-    assert torch.equal(found[1], before[1])
-    assert not torch.equal(found[2], before[2])
+    assert torch.equal(gated_states[1], before[1])
+    assert not torch.equal(gated_states[2], before[2])
 
 
 @pytest.mark.parametrize("packs", [False, True])
@@ -242,10 +246,10 @@ def test_embeddings_of_other_tokens_say_what_these_tokens_say(kind):
     given = backbone.embeddings_of(other).detach().requires_grad_()
 
     with replaced_embeddings(backbone, given):
-        found = backbone(BATCH["tokens"], BATCH["mask"])[-1]
+        top = backbone(BATCH["tokens"], BATCH["mask"])[-1]
 
-    assert torch.equal(found, backbone(other, BATCH["mask"])[-1])
-    (gradient,) = torch.autograd.grad(found.sum(), given)
+    assert torch.equal(top, backbone(other, BATCH["mask"])[-1])
+    (gradient,) = torch.autograd.grad(top.sum(), given)
     assert gradient.abs().sum() > 0
 
 

@@ -26,16 +26,16 @@ def test_states_are_those_with_heads_that_give_nothing(kind):
     factors = all_heads(backbone)
     for number, heads in GONE.items():
         factors[number, list(heads)] = 0
-    before = sum(each.numel() for each in backbone.parameters())
+    before = sum(parameter.numel() for parameter in backbone.parameters())
 
     with torch.no_grad():
         with gated(backbone, factors):
             expected = backbone(TOKENS, MASK)[-1]
         prune_heads(backbone, GONE)
-        found = backbone(TOKENS, MASK)[-1]
+        states = backbone(TOKENS, MASK)[-1]
 
-    assert_close(found[MASK], expected[MASK])
-    assert sum(each.numel() for each in backbone.parameters()) < before
+    assert_close(states[MASK], expected[MASK])
+    assert sum(parameter.numel() for parameter in backbone.parameters()) < before
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def seen(length, *parts):
 
 
 def backbone_of(attention="strided", sparse="split", **changes):
-    own = {"summary": 2} if attention == "fixed" else {}
-    backbone = tiny.backbone(attention=attention, sparse=sparse, window=4, **own, **changes)
+    options = {"summary": 2} if attention == "fixed" else {}
+    backbone = tiny.backbone(attention=attention, sparse=sparse, window=4, **options, **changes)
     tiny.lively(backbone)
     return backbone.double().eval()
 
@@ -61,16 +61,16 @@ def test_a_part_and_its_gradients_are_those_of_attention_with_a_mask(kind):
     for length in LENGTHS:
         for part in (PARTS[kind](block=4), PARTS[kind](block=32)):
             states = drawn(2, 3, length, 8)
-            found = part.attend(*states, 0.0)
+            attended = part.attend(*states, 0.0)
             expected = attend(*states, attn_mask=seen(length, part))
 
-            assert_close(found, expected, rtol=0, atol=1e-6)
-            upstream = torch.randn_like(found)
-            of_found, of_expected = (
-                torch.autograd.grad(each, states, upstream, materialize_grads=True)
-                for each in (found, expected)
+            assert_close(attended, expected, rtol=0, atol=1e-6)
+            upstream = torch.randn_like(attended)
+            gradients, expected_gradients = (
+                torch.autograd.grad(output, states, upstream, materialize_grads=True)
+                for output in (attended, expected)
             )
-            assert_close(of_found, of_expected, rtol=0, atol=1e-6)
+            assert_close(gradients, expected_gradients, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -100,15 +100,15 @@ def test_pairs_are_as_many_as_are_seen(length, block, count, strided, fixed):
     assert int(seen(length, *parts[:2]).sum()) == strided
     assert int(seen(length, *parts[2:]).sum()) == fixed
     for part in parts:
-        for each in (0, 1, block, length, length - 3):
-            assert part.pairs(each) == int(seen(each, part).sum())
+        for size in (0, 1, block, length, length - 3):
+            assert part.pairs(size) == int(seen(size, part).sum())
         assert part.computed(length) <= length**2
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_dropout_keeps_the_mean_and_repeats_with_its_seed(kind):
     part, (query, key, value) = PARTS[kind](block=4), drawn(256, 8, 9, 4)
-    query, key, value = (each[:1].expand_as(each) for each in (query, key, value + 3))
+    query, key, value = (vectors[:1].expand_as(vectors) for vectors in (query, key, value + 3))
     with torch.no_grad():
         torch.manual_seed(0)
         dropped = part.attend(query, key, value, 0.2)
@@ -129,15 +129,15 @@ def test_flex_attention_has_the_same_masks(compiled):
     from torch.nn.attention.flex_attention import flex_attention
 
     length, block = (300, 48) if compiled else (37, 8)
-    states = [each.detach() for each in drawn(1, 2, length, 16, dtype=torch.float32)]
+    states = [state.detach() for state in drawn(1, 2, length, 16, dtype=torch.float32)]
     for kind in (PARTS[name] for name in ("window", "summary")):
         part = kind(block=block)
 
         # Only compiled it leaves out tiles.
         work = partial(by_flex, part, kernel=flex_attention)
-        found = (torch.compile(work, fullgraph=True) if compiled else work)(*states)
+        attended = (torch.compile(work, fullgraph=True) if compiled else work)(*states)
 
-        assert_close(found, part.attend(*states, 0.0), rtol=0, atol=1e-5)
+        assert_close(attended, part.attend(*states, 0.0), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 100, 256, 517])
@@ -151,9 +151,9 @@ def test_the_tiles_are_those_that_torch_finds_in_a_table_of_all_pairs(kind, bloc
         lambda b, h, query, key: part.sees(query, key), None, None, length, length, device=device
     ).to_dense()
 
-    found = _block_mask(part, length, device).to_dense()
+    tiles = _block_mask(part, length, device).to_dense()
 
-    assert torch.equal(found, expected)
+    assert torch.equal(tiles, expected)
 
 
 # --- in a model --------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ def test_a_model_says_the_same_with_tables_of_probabilities(attention, sparse):
 
     assert_close(states, expected, rtol=0, atol=1e-6)
     heads = [(near, far)] * 3 if sparse == "split" else [(near, near), (far, far), (near, near)]
-    for of_heads, found in zip(heads, shares.values(), strict=True):
+    for of_heads, probabilities in zip(heads, shares.values(), strict=True):
         for head, part in enumerate(of_heads):
-            assert ((found[:, head] > 0) == seen(11, part)).all()
+            assert ((probabilities[:, head] > 0) == seen(11, part)).all()
 
 
 @pytest.mark.parametrize("part", [(Window(16),), (OwnBlock(16), OwnBlock(16))])
@@ -204,12 +204,12 @@ def test_padding_and_caches_change_nothing(attention, sparse):
     cache = KVCache(3, 11, padding_B=torch.tensor([4, 0]))
     first = backbone(tokens[:, :7], tokens[:, :7] > 0, kv_cache=cache)[-1]
     steps = [
-        backbone(each, each > 0, padded=False, kv_cache=cache)[-1]
-        for each in tokens[:, 7:].split((1, 2, 1), dim=1)
+        backbone(part, part > 0, padded=False, kv_cache=cache)[-1]
+        for part in tokens[:, 7:].split((1, 2, 1), dim=1)
     ]
-    found = torch.cat([first, *steps], dim=1)
-    assert_close(found[0, 4:], alone[0])
-    assert_close(found[1], whole[1])
+    states = torch.cat([first, *steps], dim=1)
+    assert_close(states[0, 4:], alone[0])
+    assert_close(states[1], whole[1])
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_edits_see_what_the_model_sees():
     tokens = TOKENS.clone()
     tokens[:, 5] = 4
 
-    before, after = (model.backbone(each, ALL, padded=False)[1] for each in (TOKENS, tokens))
+    before, after = (model.backbone(text, ALL, padded=False)[1] for text in (TOKENS, tokens))
 
     changed = (before != after).any(-1).any(0).nonzero().flatten().tolist()
     assert changed == [5, 6, 7, 8, 9]  # 9 by the stride; 10 sees neither

@@ -170,8 +170,8 @@ def test_a_shared_block_is_its_copies_and_its_gradient_their_sum(share, visits):
     plain = copies(shared)
 
     states, expected = (model(TOKENS, ALL, padded=False) for model in (shared, plain))
-    for found in (states, expected):
-        found[-1].pow(2).sum().backward()
+    for outputs in (states, expected):
+        outputs[-1].pow(2).sum().backward()
 
     assert shared.shape.visits == visits
     assert len(states) == 5
@@ -229,10 +229,10 @@ def test_what_sharing_rules_out_is_refused():
 def test_biases_belong_to_ranges_of_distances():
     positions = RelativeBias(tiny.shape(position_kind="relative_bias"))
 
-    found = positions._range(torch.tensor([0, -1, -7, -8, -15, -127, -128, -999, 1, 7, 8, 999]))
+    ranges = positions._range(torch.tensor([0, -1, -7, -8, -15, -127, -128, -999, 1, 7, 8, 999]))
 
     grown = 8 + int(math.log(15 / 8) / math.log(16) * 8)
-    assert found.tolist() == [0, 1, 7, 8, grown, 15, 15, 15, 17, 23, 24, 31]
+    assert ranges.tolist() == [0, 1, 7, 8, grown, 15, 15, 15, 17, 23, 24, 31]
 
 
 def test_six_of_twelve_are_every_second_block_from_the_second_on():
@@ -254,15 +254,15 @@ def test_picked_blocks_and_all_around_them_are_those_of_the_model_bit_for_bit():
     model = tiny.backbone(depth=5)
     tensors = {f"backbone.{name}": tensor for name, tensor in model.state_dict().items()}
 
-    found = tensors_of_blocks({**tensors, "heads.lm.bias": torch.ones(3)}, (0, 3))
+    picked = tensors_of_blocks({**tensors, "heads.lm.bias": torch.ones(3)}, (0, 3))
 
     shallow = tiny.backbone(seed=1, depth=2)
-    own = {name.removeprefix("backbone."): found[name] for name in found if name[0] == "b"}
-    shallow.load_state_dict(own)
+    weights = {name.removeprefix("backbone."): picked[name] for name in picked if name[0] == "b"}
+    shallow.load_state_dict(weights)
     assert tiny.same(tiny.weights_of(shallow.blocks[0]), tiny.weights_of(model.blocks[0]))
     assert tiny.same(tiny.weights_of(shallow.blocks[1]), tiny.weights_of(model.blocks[3]))
     assert tiny.same(tiny.weights_of(shallow.final_norm), tiny.weights_of(model.final_norm))
-    assert torch.equal(found["heads.lm.bias"], torch.ones(3))
+    assert torch.equal(picked["heads.lm.bias"], torch.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ WINDOWS = {"attention": "window", "window": 4, "depth": 12, "global_every": 3}
 def test_each_picked_block_keeps_its_window_or_goes_without(layers):
     shape = tiny.shape(**WINDOWS)
 
-    found = shape_of_blocks(shape, layers)
+    picked_shape = shape_of_blocks(shape, layers)
 
-    assert found.has_window == [shape.has_window[layer] for layer in layers]
+    assert picked_shape.has_window == [shape.has_window[layer] for layer in layers]
 
 
 def test_windows_without_a_rhythm_are_refused():

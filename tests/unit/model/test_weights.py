@@ -61,22 +61,22 @@ def test_loading_fills_the_backbone_and_reports_what_is_new_and_what_was_dropped
 
 def test_tensors_that_are_read_when_asked_for_are_loaded_one_by_one():
     theirs, ours = tiny.model(CausalLM()), tiny.model(Classification())
-    found, alive, read = theirs.state_dict(), [], []
+    tensors, alive, read = theirs.state_dict(), [], []
 
     def fresh(name):
         assert not [one for one in alive if one() is not None]
-        tensor = found[name].clone()
+        tensor = tensors[name].clone()
         alive.append(weakref.ref(tensor))
         read.append(name)
         return tensor
 
-    report = load_pretrained(ours, LazyTensors(found, fresh), "")
+    report = load_pretrained(ours, LazyTensors(tensors, fresh), "")
 
     assert sorted(read) == list(report.loaded)
     assert "heads.lm.bias" in report.dropped
-    assert all(torch.equal(ours.state_dict()[name], found[name]) for name in report.loaded)
+    assert all(torch.equal(ours.state_dict()[name], tensors[name]) for name in report.loaded)
     with pytest.raises(KeyError, match="none"):
-        LazyTensors(found, fresh)["none"]
+        LazyTensors(tensors, fresh)["none"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -302,12 +302,12 @@ def test_fuzz_descriptions(tmp_path_factory, data):
     content = data.draw(altered(whole).map(json.dumps).map(str.encode) | damaged(text))
     (folder / DESCRIPTION).write_bytes(content)
     try:
-        found = read_description(folder)
+        description = read_description(folder)
     except CheckpointError:
         return
-    assert found.shape.direction in ("causal", "bidirectional")
-    assert all(isinstance(label, str) for label in found.labels)
-    assert isinstance(found.objective["_target_"], str)
+    assert description.shape.direction in ("causal", "bidirectional")
+    assert all(isinstance(label, str) for label in description.labels)
+    assert isinstance(description.objective["_target_"], str)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ GONE = object()
 def test_a_description_of_something_else_is_refused(tmp_path, name, value):
     content = {**described(tmp_path), name: value}
     (tmp_path / DESCRIPTION).write_text(
-        json.dumps({key: each for key, each in content.items() if each is not GONE})
+        json.dumps({key: entry for key, entry in content.items() if entry is not GONE})
     )
 
     said = f"it has no '{name}'" if value is GONE else f"{DESCRIPTION} is damaged: "

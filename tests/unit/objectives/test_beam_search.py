@@ -61,9 +61,9 @@ def test_texts_are_those_of_the_reference_token_for_token(models, batches, seed)
             "no_repeat_ngram_size": rng.choice([0, 0, 2, 3]),
         }
 
-        found = found_here(model, prompts, BeamSearch(4, **options), most)
+        texts = found_here(model, prompts, BeamSearch(4, **options), most)
 
-        assert found == [
+        assert texts == [
             found_there(reference, prompt, most, num_beams=4, **options) for prompt in prompts
         ]
 
@@ -71,13 +71,13 @@ def test_texts_are_those_of_the_reference_token_for_token(models, batches, seed)
 def test_a_first_token_is_forced_as_in_the_reference(models):
     reference, model = models
 
-    found = found_here(model, [[7], [9]], BeamSearch(4), 8, first=11)
+    texts = found_here(model, [[7], [9]], BeamSearch(4), 8, first=11)
 
-    assert found == [
+    assert texts == [
         found_there(reference, [prompt], 8, num_beams=4, forced_bos_token_id=11)
         for prompt in (7, 9)
     ]
-    assert {tokens[0] for tokens in found} == {11}
+    assert {tokens[0] for tokens in texts} == {11}
 
 
 class Table:
@@ -106,11 +106,11 @@ class Table:
 def test_with_beams_for_all_texts_the_likeliest_one_is_found(seed):
     table = Table(4, seed)
 
-    found = BeamSearch(64, early_stopping="never")(
+    texts = BeamSearch(64, early_stopping="never")(
         table.log_VV[[1, 2, 3]], table.read, most=4, ends=[END]
     )
 
-    assert found == [table.best(begin, 4) for begin in (1, 2, 3)]
+    assert texts == [table.best(begin, 4) for begin in (1, 2, 3)]
 
 
 def test_a_text_whose_search_has_ended_is_read_no_more():
@@ -129,9 +129,9 @@ def test_a_text_that_nothing_may_follow_ends():
     allowed_V = torch.tensor([False, True, True, True])
     table, search = Table(4, 0), BeamSearch(3, no_repeat_ngram_size=1)
 
-    (found,) = search(table.log_VV[[1]], table.read, most=9, ends=[END], allowed_V=allowed_V)
+    (text,) = search(table.log_VV[[1]], table.read, most=9, ends=[END], allowed_V=allowed_V)
 
-    assert sorted(found) == [1, 2, 3]
+    assert sorted(text) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

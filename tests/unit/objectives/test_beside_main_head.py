@@ -62,8 +62,8 @@ def test_a_head_learns_the_divergence_of_its_view_from_the_whole():
     main, objective, model, batch = at_work()
     whole = main.scores(model, batch, Encoding(model, batch)).detach()
     left = {"tokens": batch["tokens"], "mask": batch["mask_left"], "index": batch["index"]}
-    own = objective.beside_main["left"].scores(model, left, Encoding(model, left))
-    wanted = (whole.softmax(1) * (whole.log_softmax(1) - own.log_softmax(1))).sum()
+    left_scores = objective.beside_main["left"].scores(model, left, Encoding(model, left))
+    wanted = (whole.softmax(1) * (whole.log_softmax(1) - left_scores.log_softmax(1))).sum()
 
     assert_close(sums(objective, model, batch)["left"], wanted)
     assert objective.counts(batch) == dict.fromkeys(VIEWS, 6)
@@ -84,8 +84,8 @@ def test_no_gradient_flows_through_what_the_main_head_says():
 def test_views_keep_the_contract_of_an_objective(main):
     class Alone(CrossView):
         def setup(self, info):
-            own = tiny.bound(main(dropout=0))
-            super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=own))
+            main_objective = tiny.bound(main(dropout=0))
+            super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=main_objective))
 
         def modules(self, backbone):
             return {**self.main.modules(backbone), **super().modules(backbone)}
@@ -141,22 +141,22 @@ def test_each_slice_has_a_head_of_its_own_like_the_main_one():
 
 def test_a_slice_learns_its_own_examples_alone():
     _, objective, model, batch = in_slices()
-    own = objective.beside_main["some"]
+    slice_head = objective.beside_main["some"]
     even = {key: value[::2] for key, value in batch.items()}
 
-    found = objective.loss_sums(model, batch, Encoding(model, batch))
+    losses = objective.loss_sums(model, batch, Encoding(model, batch))
 
-    assert_close(found["some"], own.loss_sums(model, even, Encoding(model, even))["loss"])
+    assert_close(losses["some"], slice_head.loss_sums(model, even, Encoding(model, even))["loss"])
     assert objective.counts(batch) == {"some": 3, "all": 6, "none": 0}
 
 
 def test_a_slice_without_examples_is_0_and_gives_no_gradient():
     _, objective, model, batch = in_slices()
 
-    found = objective.loss_sums(model, batch, Encoding(model, batch))
-    found["none"].backward()
+    losses = objective.loss_sums(model, batch, Encoding(model, batch))
+    losses["none"].backward()
 
-    assert found["none"] == 0
+    assert losses["none"] == 0
     assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
@@ -164,17 +164,17 @@ def test_what_does_not_occur_is_left_out_of_the_mean():
     _, objective, _, _ = in_slices()
     totals = {"some": torch.tensor(6.0), "all": torch.tensor(6.0), "none": torch.tensor(0.0)}
 
-    found = objective.compute_metrics(totals, {"some": 3, "all": 6, "none": 0}, None)
+    measures = objective.compute_metrics(totals, {"some": 3, "all": 6, "none": 0}, None)
 
-    assert found == {"loss": 1.5, "loss/some": 2.0, "loss/all": 1.0}
+    assert measures == {"loss": 1.5, "loss/some": 2.0, "loss/all": 1.0}
 
 
 @pytest.mark.parametrize("main", [Classification, MultipleChoice])
 def test_slices_keep_the_contract_of_an_objective(main):
     class Alone(SliceHeads):
         def setup(self, info):
-            own = tiny.bound(main(dropout=0))
-            super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=own))
+            main_objective = tiny.bound(main(dropout=0))
+            super().setup(TaskInfo(info.vocabulary, info.labels, "further", main=main_objective))
 
     data = tiny.Questions() if main is Classification else tiny.groups()
     parts = {name: PARTS[name] for name in ("some", "all")}

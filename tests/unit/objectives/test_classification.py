@@ -71,11 +71,11 @@ def test_of_very_many_labels_the_same_is_measured_without_a_cell_for_each_pair(m
             totals = objective.metric_sums(model, batch, Encoding(model, batch))
         return totals, objective.compute_metrics(totals, {"loss": 24}, TextStats())
 
-    few, found = judged_now()
+    few, measures = judged_now()
     monkeypatch.setattr("transfer_cli.objectives.classification.MOST_IN_CONFUSION", 2)
     many, again = judged_now()
 
-    assert again == found
+    assert again == measures
     confusion = few["confusion"]
     wanted = [confusion.diagonal(), confusion.sum(1), confusion.sum(0)]
     assert objective.tables(many) == {"labels": [row.tolist() for row in wanted]}
@@ -85,10 +85,10 @@ def test_measures_of_a_small_table_are_those_counted_by_hand():
     #         animal: 2 of 3 right; number: 1 of 2; place: 0 of 1
     labels, said = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 0]
 
-    found = judged(labels, said)
+    measures = judged(labels, said)
 
     # F1: animal 2*2/(3+3), number 2*1/(2+2), place 0
-    assert found == pytest.approx(
+    assert measures == pytest.approx(
         {
             "loss": 1.0,
             "accuracy": 3 / 6,
@@ -106,11 +106,11 @@ def test_macro_f1_is_the_mean_over_the_classes_that_occur(pairs):
     labels, said = ([pair[side] for pair in pairs] for side in (0, 1))
     occurring = sorted({*labels, *said})
 
-    found = judged(labels, said)
+    measures = judged(labels, said)
 
     expected = np.mean([f1_of(name, labels, said) for name in occurring])
-    assert found["macro_f1"] == pytest.approx(expected)
-    assert found["accuracy"] == pytest.approx(np.mean(np.equal(labels, said)))
+    assert measures["macro_f1"] == pytest.approx(expected)
+    assert measures["accuracy"] == pytest.approx(np.mean(np.equal(labels, said)))
 
 
 def test_a_class_that_never_occurs_does_not_lower_macro_f1():
@@ -119,10 +119,10 @@ def test_a_class_that_never_occurs_does_not_lower_macro_f1():
 
 
 def test_a_class_that_is_only_predicted_lowers_macro_f1():
-    found = judged([0, 0, 0], [0, 0, 2])
+    measures = judged([0, 0, 0], [0, 0, 2])
 
-    assert found["macro_f1"] == pytest.approx((2 * 2 / 5 + 0) / 2)
-    assert "accuracy/place" not in found
+    assert measures["macro_f1"] == pytest.approx((2 * 2 / 5 + 0) / 2)
+    assert "accuracy/place" not in measures
 
 
 # The loss.
@@ -194,11 +194,11 @@ def test_samples_name_the_label_and_the_prediction():
     model = tiny.model(objective).eval()
     model.heads["class"].linear.bias.data = torch.tensor([0.0, 9.0, 0.0])
 
-    found = objective.samples(model, batch, Encoding(model, batch))
+    samples = objective.samples(model, batch, Encoding(model, batch))
 
-    assert [sample.tokens for sample in found] == tiny.Questions(examples=2).rows
-    assert [sample.prediction for sample in found] == ["number", "number"]
-    assert [sample.target for sample in found] == [tiny.LABELS[n] for n in batch["label"]]
+    assert [sample.tokens for sample in samples] == tiny.Questions(examples=2).rows
+    assert [sample.prediction for sample in samples] == ["number", "number"]
+    assert [sample.target for sample in samples] == [tiny.LABELS[n] for n in batch["label"]]
 
 
 # Pooling.
@@ -314,9 +314,9 @@ def test_a_named_pooling_is_kept(pooling):
     ],
 )
 def test_annealing_rises_from_a_guess_to_all(form, at):
-    found = [highest_learnt_from(form, progress, 6) for progress in (0.0, 0.5, 1.0)]
+    limits = [highest_learnt_from(form, progress, 6) for progress in (0.0, 0.5, 1.0)]
 
-    assert found == pytest.approx(at, abs=5e-5)
+    assert limits == pytest.approx(at, abs=5e-5)
 
 
 def test_a_text_whose_label_is_known_already_counts_as_0():
@@ -326,15 +326,15 @@ def test_a_text_whose_label_is_known_already_counts_as_0():
     encoded = Encoding(model, batch)
     logits = objective.outputs(model, batch, encoded)
     known = logits.softmax(1)[torch.arange(16), batch["label"]]
-    each = F.cross_entropy(logits, batch["label"], reduction="none")
+    losses = F.cross_entropy(logits, batch["label"], reduction="none")
 
     objective.on_step(0.1)
-    found = objective.loss_sums(model, batch, encoded)
+    sums = objective.loss_sums(model, batch, encoded)
 
     kept = known <= 0.4  # a tenth of the way from 1/3 to 1
     assert 0 < kept.sum() < 16
-    torch.testing.assert_close(found["loss"], each[kept].sum())
-    assert found["share_kept"] == kept.sum()
+    torch.testing.assert_close(sums["loss"], losses[kept].sum())
+    assert sums["share_kept"] == kept.sum()
     assert objective.counts(batch) == {"loss": 16, "share_kept": 16}
 
 
@@ -345,7 +345,7 @@ def test_annealing_changes_no_score():
     annealed.on_step(0.1)
 
     one, other = (
-        each.metric_sums(model, batch, Encoding(model, batch)) for each in (annealed, plain)
+        variant.metric_sums(model, batch, Encoding(model, batch)) for variant in (annealed, plain)
     )
 
     assert one["loss"] == other["loss"]
@@ -361,11 +361,12 @@ def test_smoothed_labels_share_a_part_of_the_target():
     target_BC = torch.full_like(logits_BC, 0.3 / classes)
     target_BC[torch.arange(16), batch["label"]] += 0.7
 
-    found = smoothed.loss_sums(model, batch, Encoding(model, batch))["loss"]
+    loss = smoothed.loss_sums(model, batch, Encoding(model, batch))["loss"]
 
-    assert float(found) == pytest.approx(float(-(target_BC * logits_BC).sum()), rel=1e-5)
+    assert float(loss) == pytest.approx(float(-(target_BC * logits_BC).sum()), rel=1e-5)
     measured = [
-        each.metric_sums(model, batch, Encoding(model, batch))["loss"] for each in (plain, smoothed)
+        variant.metric_sums(model, batch, Encoding(model, batch))["loss"]
+        for variant in (plain, smoothed)
     ]
     assert float(measured[0]) == float(measured[1])
 
@@ -455,11 +456,11 @@ def test_measures_are_the_share_of_right_answers_and_the_mean_loss():
         logits = objective.outputs(model, batch, Encoding(model, batch))
         sums = objective.metric_sums(model, batch, Encoding(model, batch))
 
-    found = objective.compute_metrics(sums, objective.counts(batch), None)
+    measures = objective.compute_metrics(sums, objective.counts(batch), None)
 
     right = (logits.argmax(1) == batch["pair"]).float().mean()
     loss = torch.nn.functional.cross_entropy(logits, batch["pair"])
-    assert found == {"accuracy": pytest.approx(float(right)), "loss": pytest.approx(float(loss))}
+    assert measures == {"accuracy": pytest.approx(float(right)), "loss": pytest.approx(float(loss))}
 
 
 def test_the_state_of_the_first_token_passes_a_pooler_with_tanh_and_a_linear_layer():
@@ -542,7 +543,7 @@ def test_a_weighted_loss_is_that_of_torch_and_what_is_measured_weighs_nothing(na
 
     total = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
     measured, unweighted = (
-        each.metric_sums(model, batch, Encoding(model, batch)) for each in (objective, plain)
+        variant.metric_sums(model, batch, Encoding(model, batch)) for variant in (objective, plain)
     )
 
     mean = total / objective.divisors(batch)["loss"]

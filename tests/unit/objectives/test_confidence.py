@@ -72,15 +72,15 @@ def test_the_calibration_error_is_that_of_15_bins():
     # Probabilities of the first answer, and whether it is right: the bin (8/15, 9/15], and the top.
     sure, right = [0.55, 0.58, 0.6, 0.96], [1, 0, 1, 0]
     scores = torch.tensor([[share, 1 - share] for share in sure]).log()
-    target = torch.tensor([1 - each for each in right])
+    target = torch.tensor([1 - is_right for is_right in right])
     bins = confidence.reliability(scores, target)
 
-    found = confidence.measures({"reliability": torch.stack([bins, bins])})
+    measures = confidence.measures({"reliability": torch.stack([bins, bins])})
 
     assert bins[:2, 8].tolist() == [3, 2]
     assert bins[:2, 14].tolist() == [1, 0]
     expected = (abs(2 - (0.55 + 0.58 + 0.6)) + 0.96) / 4
-    assert found["ece"] == found["ece/before"] == pytest.approx(expected, abs=1e-6)
+    assert measures["ece"] == measures["ece/before"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_threshold_keeps_the_promise_by_the_lower_bound_of_wilson():
@@ -105,9 +105,9 @@ def test_the_threshold_keeps_the_promise_by_the_lower_bound_of_wilson():
      ([0.9] * 100, [True] * 99 + [False], 0.0)],
 )  # fmt: skip
 def test_no_threshold_is_found_where_too_few_answers_show_it(sure, right, threshold):
-    found = confidence.fit_threshold(torch.tensor(sure), torch.tensor(right), 0.95)
+    fitted = confidence.fit_threshold(torch.tensor(sure), torch.tensor(right), 0.95)
 
-    assert found == pytest.approx(threshold)
+    assert fitted == pytest.approx(threshold)
 
 
 @given(
@@ -118,11 +118,11 @@ def test_coverage_times_precision_is_the_share_that_is_given_and_right(answers, 
     sure, right = (torch.tensor(values) for values in zip(*answers, strict=True))
     right = right.bool()
 
-    found = confidence.measures({"given": confidence.given(sure.double(), right, threshold)})
+    measures = confidence.measures({"given": confidence.given(sure.double(), right, threshold)})
     curve = confidence.curve(sure.double(), right)
 
     both = sum(one and share >= threshold for share, one in zip(sure.double(), right, strict=True))
-    share = found["coverage"] * found["precision_at_coverage"]
+    share = measures["coverage"] * measures["precision_at_coverage"]
     assert share == pytest.approx(int(both) / len(answers))
     assert curve.sum(1).tolist() == [len(answers), int(right.sum())]
 
@@ -183,22 +183,22 @@ def test_a_finished_run_measures_how_far_it_can_be_believed(kind, monkeypatch):
     sure, right = before.judged_answers(*before.judged_units(outputs / 2.5, batch))
     threshold = float(sure.max()) - 1e-4
     objective, _, _ = case(kind, temperature=2.5, abstain_below=threshold)
-    for each in (before, objective):
-        monkeypatch.setattr(each, "_once", lambda *_: outputs)
+    for variant in (before, objective):
+        monkeypatch.setattr(variant, "_once", lambda *_: outputs)
 
     sums = objective.metric_sums(None, batch, None)
     counts = objective.counts(batch)
-    found = objective.compute_metrics(sums, counts, TextStats())
+    measures = objective.compute_metrics(sums, counts, TextStats())
     usual = before.compute_metrics(before.metric_sums(None, batch, None), counts, TextStats())
 
-    assert found.keys() - usual.keys() == {
+    assert measures.keys() - usual.keys() == {
         "ece", "ece/before", "coverage", "precision_at_coverage",
     }  # fmt: skip
-    assert {name: found[name] for name in usual} == usual
+    assert {name: measures[name] for name in usual} == usual
     is_given = sure >= threshold
-    assert found["coverage"] == pytest.approx(is_given.double().mean().item())
-    assert 0 < found["coverage"] < 1
-    assert found["precision_at_coverage"] == right[is_given].double().mean().item()
+    assert measures["coverage"] == pytest.approx(is_given.double().mean().item())
+    assert 0 < measures["coverage"] < 1
+    assert measures["precision_at_coverage"] == right[is_given].double().mean().item()
     assert [*map(sum, objective.tables(sums)["curve"])] == [len(right), int(right.sum())]
 
 

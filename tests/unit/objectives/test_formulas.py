@@ -61,7 +61,7 @@ def f1_of(number, given=GIVEN, said=SAID):
 
 def correlation(given, said):
     """Return Gorodkin's R_K from covariances of columns of 0 and 1."""
-    one, other = (np.eye(3)[each] - np.eye(3)[each].mean(0) for each in (given, said))
+    one, other = (np.eye(3)[classes] - np.eye(3)[classes].mean(0) for classes in (given, said))
     return (one * other).sum() / math.sqrt((one**2).sum() * (other**2).sum())
 
 
@@ -71,7 +71,7 @@ def kl(p, q):
 
 def softmax(values):
     raised = [math.exp(value) for value in values]
-    return [each / sum(raised) for each in raised]
+    return [power / sum(raised) for power in raised]
 
 
 def logistic(value):
@@ -92,8 +92,8 @@ def longest_common(one, other):
 def wilson_by_roots(right, total, z=1.96):
     """Return both shares p with (right / total - p)^2 = z^2 p (1 - p) / total."""
     share = right / total
-    found = np.roots([1 + z * z / total, -2 * share - z * z / total, share * share])
-    return tuple(sorted(found.real.tolist()))
+    roots = np.roots([1 + z * z / total, -2 * share - z * z / total, share * share])
+    return tuple(sorted(roots.real.tolist()))
 
 
 def spans(**options):
@@ -222,7 +222,7 @@ FORMULAS = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_formula_gives_what_other_means_do(name):
     ours, expected = (
-        torch.as_tensor(np.asarray(each), dtype=torch.float64) for each in FORMULAS[name]()
+        torch.as_tensor(np.asarray(result), dtype=torch.float64) for result in FORMULAS[name]()
     )
 
     assert_close(ours, expected, rtol=1e-5, atol=1e-7)
@@ -242,9 +242,9 @@ def test_consistency_is_sharpened_and_asks_for_confidence_before_that(confidence
     ]
 
     batch = {"tokens": FIRST, "mask": MASK}
-    found = objective.loss_sums(None, batch, None)["loss"]
+    loss = objective.loss_sums(None, batch, None)["loss"]
 
-    assert found.item() == pytest.approx(sum(expected))
+    assert loss.item() == pytest.approx(sum(expected))
     assert objective.counts(batch) == {"loss": 4}  # those that are left out count, too
 
 
@@ -252,7 +252,7 @@ def test_consistency_is_sharpened_and_asks_for_confidence_before_that(confidence
 def test_a_bottleneck_is_two_products_with_an_activation_between(make, beside):
     adapter = make(3, 2, "relu", *(() if beside else (0.3,)))
     tiny.lively(adapter)
-    down, down_bias, up, up_bias = (each.detach().numpy() for each in adapter.parameters())
+    down, down_bias, up, up_bias = (tensor.detach().numpy() for tensor in adapter.parameters())
     z = FIRST.float().numpy()
 
     squeezed = np.maximum(z @ down.T + down_bias, 0) @ up.T + up_bias
@@ -276,7 +276,7 @@ def test_an_encoding_is_computed_once_and_only_when_asked():
 
     assert len(calls) == 2
     assert torch.equal(top, states[-1])
-    assert all(torch.equal(each, top) for each in alone)
+    assert all(torch.equal(state, top) for state in alone)
 
 
 def test_in_an_evaluation_a_head_runs_once_for_measures_and_results():

@@ -35,13 +35,13 @@ def test_only_real_targets_are_drawn_and_nothing_else_changes(objective):
     batch = prepared(objective, [[7, 8, 9, 10, 11, 2], [5, 6, 2]])
     before = {key: value.clone() for key, value in batch.items()}
 
-    found = drawn(objective, model, batch)
+    drawn_batch = drawn(objective, model, batch)
 
     assert tiny.same(batch, before)
-    assert torch.equal(found["target"] == IGNORE, before["target"] == IGNORE)
-    assert not torch.equal(found["target"], before["target"])
-    assert ((found["target"] == IGNORE) | (found["target"] >= 0)).all()
-    assert all(found[key] is batch[key] for key in batch if key != "target")
+    assert torch.equal(drawn_batch["target"] == IGNORE, before["target"] == IGNORE)
+    assert not torch.equal(drawn_batch["target"], before["target"])
+    assert ((drawn_batch["target"] == IGNORE) | (drawn_batch["target"] >= 0)).all()
+    assert all(drawn_batch[key] is batch[key] for key in batch if key != "target")
 
 
 def test_targets_are_drawn_from_what_the_model_predicts():
@@ -86,8 +86,8 @@ def test_draws_leave_the_gradient_of_the_states_alone():
     batch = prepared(objective, [[5, 6, 7]])
     encoded = Encoding(model, batch)
 
-    found = objective.with_drawn_targets(model, batch, encoded, torch.Generator())
-    objective.loss_sums(model, found, encoded)["loss"].backward()
+    drawn_batch = objective.with_drawn_targets(model, batch, encoded, torch.Generator())
+    objective.loss_sums(model, drawn_batch, encoded)["loss"].backward()
 
     assert model.backbone.blocks[0].attention.output.weight.grad.any()
 
@@ -109,16 +109,18 @@ def test_logits_at_the_targets_alone_give_the_loss_and_gradients_of_all_logits(o
     table = model.backbone.token_embedding.weight
     parameters = list(model.parameters())
 
-    own = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
-    own_gradients = torch.autograd.grad(own, parameters)
+    loss = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
+    gradients = torch.autograd.grad(loss, parameters)
     all_logits = model.heads["lm"](Encoding(model, batch).top, table).flatten(0, 1)
     full = torch.nn.functional.cross_entropy(
         all_logits, batch["target"].flatten(), ignore_index=IGNORE, reduction="sum"
     )
 
-    torch.testing.assert_close(own, full, rtol=1e-6, atol=0)
-    for found, wanted in zip(own_gradients, torch.autograd.grad(full, parameters), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
+    torch.testing.assert_close(loss, full, rtol=1e-6, atol=0)
+    for gradient, wanted in zip(gradients, torch.autograd.grad(full, parameters), strict=True):
+        torch.testing.assert_close(
+            gradient, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max())
+        )
 
 
 FACTS = TaskInfo(tiny.VOCABULARY, tiny.LABELS)
@@ -154,9 +156,9 @@ def test_targets_of_labelled_texts_are_their_own_tokens():
 
 def test_measures_of_a_text_without_counts_are_those_of_its_tokens():
     totals = {"loss": torch.tensor(200.0), "right": torch.tensor(25)}
-    found = CausalLM().compute_metrics(totals, {"loss": 100}, TextStats())
+    measures = CausalLM().compute_metrics(totals, {"loss": 100}, TextStats())
 
-    assert found == {"loss": 2.0, "token_perplexity": math.exp(2), "token_accuracy": 0.25}
+    assert measures == {"loss": 2.0, "token_perplexity": math.exp(2), "token_accuracy": 0.25}
 
 
 def test_the_share_of_right_tokens_is_that_of_the_whole_logits():
@@ -226,16 +228,16 @@ def best(logits):
 
 def alone(model, text, prefix):
     """Return the logits after a text and after each of its best continuations, read anew."""
-    said, found = list(text), []
+    said, logits = list(text), []
     prefix_1 = None if prefix is None else torch.tensor([prefix])
     for _ in range(MOST):
         tokens = torch.tensor([said])
         with torch.no_grad():
             states = model.backbone(tokens, tokens > 0, prefix_B=prefix_1)
             top = model.readout(states)[0, -1:]
-            found.append(model.heads["lm"](top, model.backbone.token_embedding.weight)[0])
-        said.append(int(found[-1].argmax()))
-    return torch.stack(found)
+            logits.append(model.heads["lm"](top, model.backbone.token_embedding.weight)[0])
+        said.append(int(logits[-1].argmax()))
+    return torch.stack(logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +262,7 @@ def test_texts_of_different_lengths_get_the_reply_of_each_alone(kind, direction)
         expected = alone(model, text, prefixes and prefixes[row])
         assert expected.std() > 0.05
         torch.testing.assert_close(
-            torch.stack([each[row] for each in seen]), expected, rtol=1e-4, atol=1e-4
+            torch.stack([step[row] for step in seen]), expected, rtol=1e-4, atol=1e-4
         )
 
 
@@ -282,10 +284,10 @@ def test_what_has_no_position_takes_passes_all_the_same():
     model.backbone.register_forward_pre_hook(lambda _, given: read.append(given[0].shape))
     batch = tiny.rows_to_batch(TEXTS)
 
-    found = replies(
+    tokens = replies(
         model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
         most=MOST, pick=best,
     )  # fmt: skip
 
-    assert found.shape == (3, MOST)
+    assert tokens.shape == (3, MOST)
     assert len(read) == MOST

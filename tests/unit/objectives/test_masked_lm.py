@@ -221,13 +221,13 @@ def spans_in(prepared, batch):
     """Return the selected spans of a batch, as rows of (position, token as it is now)."""
     for row in range(len(batch["tokens"])):
         selected = (prepared["target"][row] != IGNORE).nonzero().squeeze(1).tolist()
-        found = []
+        spans = []
         for place in selected:
-            if found and found[-1][-1] == place - 1:
-                found[-1].append(place)
+            if spans and spans[-1][-1] == place - 1:
+                spans[-1].append(place)
             else:
-                found.append([place])
-        yield from ((row, span) for span in found)
+                spans.append([place])
+        yield from ((row, span) for span in spans)
 
 
 def test_spans_are_as_long_as_those_of_spanbert():
@@ -325,8 +325,8 @@ def test_a_batch_with_nothing_to_hide_has_no_targets_and_a_loss_of_zero(unit):
 
 
 def test_measures_are_the_mean_and_its_perplexity():
-    found = MaskedLM().compute_metrics(
+    measures = MaskedLM().compute_metrics(
         {"loss": torch.tensor(30.0)}, {"loss": 10}, TextStats(words=99)
     )
 
-    assert found == {"loss": 3.0, "masked_token_perplexity": pytest.approx(np.exp(3))}
+    assert measures == {"loss": 3.0, "masked_token_perplexity": pytest.approx(np.exp(3))}

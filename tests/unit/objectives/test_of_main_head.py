@@ -83,11 +83,11 @@ def test_words_of_which_the_teacher_is_not_sure_are_left_out():
     sure_N = shares_NC.amax(1) > 0.6
     scores_NC = objective.main.scores(model, view, Encoding(model, view)).log_softmax(1)
 
-    found = lost(objective, model, view)
+    loss = lost(objective, model, view)
 
     said_N = -scores_NC.gather(1, shares_NC.argmax(1, keepdim=True)).squeeze(1)
     assert 0 < sure_N.sum() < len(sure_N)
-    assert_close(found, said_N[sure_N].sum())
+    assert_close(loss, said_N[sure_N].sum())
     assert objective.counts(view) == {"loss": int(sure_N.sum())}
 
 
@@ -105,9 +105,9 @@ def test_cached_states_give_what_a_pass_gives():
     data = answered()
     cached = CachedFeatures(data, model, tiny.FP32, batch=4, layers=(-1,))
 
-    found, expected = (lost(objective, model, tiny.all_of(each)) for each in (cached, data))
+    loss, expected = (lost(objective, model, tiny.all_of(source)) for source in (cached, data))
 
-    assert_close(found, expected)
+    assert_close(loss, expected)
 
 
 # --- perturbed copies --------------------------------------------------------------------------
@@ -166,15 +166,15 @@ def test_a_word_that_the_copy_lacks_is_left_out_of_sum_and_count():
     both_BT = (plain["word"] != IGNORE) & view["mask_copy"]
     copy = {**plain, "tokens": view["tokens_copy"], "mask": view["mask_copy"]}
     first_NC, second_NC = (
-        objective.main.outputs(model, each, Encoding(model, each))[both_BT].log_softmax(1)
-        for each in (plain, copy)
+        objective.main.outputs(model, batch, Encoding(model, batch))[both_BT].log_softmax(1)
+        for batch in (plain, copy)
     )
 
-    found = lost(objective, model, view)
+    loss = lost(objective, model, view)
 
     assert 0 < both_BT.sum() < (plain["word"] != IGNORE).sum()
     assert objective.counts(view) == {"loss": int(both_BT.sum())}
-    assert_close(found, (first_NC.exp() * (first_NC - second_NC)).sum())
+    assert_close(loss, (first_NC.exp() * (first_NC - second_NC)).sum())
 
 
 def test_a_word_of_which_the_model_is_not_sure_counts_as_0():
@@ -186,10 +186,10 @@ def test_a_word_of_which_the_model_is_not_sure_counts_as_0():
     rows = {key: value.clone() for key, value in view.items()}
     rows["word"][view["word"] != IGNORE] = torch.where(sure_N > border, 0, IGNORE)
 
-    found = lost(strict, model, view)
+    loss = lost(strict, model, view)
 
-    assert found > 0.01
-    assert_close(found, lost(objective, model, rows))
+    assert loss > 0.01
+    assert_close(loss, lost(objective, model, rows))
     assert strict.counts(view) == objective.counts(view)
 
 
@@ -219,9 +219,9 @@ def test_a_word_counts_in_the_views_that_see_it():
     left = objective.beside_main["left"].scores(model, part, Encoding(model, part)).log_softmax(1)
     each_N = (whole_NC.exp() * (whole_NC - left)).sum(1)
 
-    found = objective.loss_sums(model, view, Encoding(model, view))["left"]
+    loss = objective.loss_sums(model, view, Encoding(model, view))["left"]
 
-    assert_close(found, each_N[view["mask_left"][is_read_BT]].sum())
+    assert_close(loss, each_N[view["mask_left"][is_read_BT]].sum())
     assert objective.counts(view) == words
     assert 0 < words["left"] < words["masked"]
 
@@ -334,8 +334,8 @@ def test_words_that_tell_texts_apart_stay():
 def test_texts_without_words_are_no_error(kind):
     class Empty(Texts):
         def batch(self, indices):
-            found = super().batch(indices)
-            return {**found, "tokens": torch.full_like(found["tokens"], 2)}
+            view = super().batch(indices)
+            return {**view, "tokens": torch.full_like(view["tokens"], 2)}
 
     perturbation = kind(0.5)
     perturbation.setup(TaskInfo(tiny.VOCABULARY))
@@ -383,7 +383,7 @@ def pair_of(objective, model, view):
     """Return what the main head says of the texts, and of their copies."""
     copy = {"tokens": view["tokens_copy"], "mask": view["mask_copy"]}
     main = objective.main
-    return (main.scores(model, each, Encoding(model, each)) for each in (view, copy))
+    return (main.scores(model, batch, Encoding(model, batch)) for batch in (view, copy))
 
 
 def test_it_is_the_divergence_of_the_copy_from_the_sharpened_text_without_its_gradient():
@@ -392,26 +392,26 @@ def test_it_is_the_divergence_of_the_copy_from_the_sharpened_text_without_its_gr
     target = (first / 0.4).softmax(1).detach()
     wanted = (target * (target.log() - second.log_softmax(1))).sum()
 
-    found = lost(objective, model, view)
+    loss = lost(objective, model, view)
 
-    assert found > 0.01
-    assert_close(found, wanted)
-    ours, theirs = (torch.autograd.grad(each, model.heads["class"].linear.weight)[0]
-                    for each in (found, wanted))  # fmt: skip
+    assert loss > 0.01
+    assert_close(loss, wanted)
+    ours, theirs = (torch.autograd.grad(total, model.heads["class"].linear.weight)[0]
+                    for total in (loss, wanted))  # fmt: skip
     assert_close(ours, theirs)
 
 
 def test_both_ways_with_gradients_through_both():
     objective, model, view = consistent(rate=0.5, symmetric=True)
-    first, second = (each.log_softmax(1) for each in pair_of(objective, model, view))
+    first, second = (scores.log_softmax(1) for scores in pair_of(objective, model, view))
     there = (first.exp() * (first - second)).sum()
     back = (second.exp() * (second - first)).sum()
 
-    found = lost(objective, model, view)
+    loss = lost(objective, model, view)
 
-    assert_close(found, (there + back) / 2)
+    assert_close(loss, (there + back) / 2)
     weight = model.heads["class"].linear.weight
-    assert_close(*(torch.autograd.grad(each, weight)[0] for each in (found, (there + back) / 2)))
+    assert_close(*(torch.autograd.grad(total, weight)[0] for total in (loss, (there + back) / 2)))
 
 
 def test_masking_needs_a_mask_token():
@@ -452,11 +452,11 @@ def from_answers(objective, answers, size=None):
 def test_the_example_of_the_paper_by_hand():
     teacher = torch.tensor([[2.0, 0.0]]).softmax(1).tolist()
 
-    found, count = from_answers(made(Said([[0.0, 0.0]])), teacher)
+    loss, count = from_answers(made(Said([[0.0, 0.0]])), teacher)
 
     # Both are flattened by 2: (0.7311, 0.2689) and (0.5, 0.5), whose divergence is 0.1109.
-    assert_close(found, torch.tensor(0.4438), atol=1e-4, rtol=0)
-    assert_close(found / 4, torch.tensor(0.1109), atol=1e-4, rtol=0)
+    assert_close(loss, torch.tensor(0.4438), atol=1e-4, rtol=0)
+    assert_close(loss / 4, torch.tensor(0.1109), atol=1e-4, rtol=0)
     assert count == 1
 
 
@@ -464,17 +464,17 @@ def test_the_first_choice_alone_is_its_cross_entropy_where_the_teacher_is_sure()
     scores = [[1.0, 2.0], [0.3, 0.1], [0.0, 0.0]]
     objective = made(Said(scores), hard=True, confidence=0.9, temperature=5.0)
 
-    found, count = from_answers(objective, [[0.05, 0.95], [0.92, 0.08], [0.6, 0.4]])
+    loss, count = from_answers(objective, [[0.05, 0.95], [0.92, 0.08], [0.6, 0.4]])
 
     wanted = -torch.tensor(scores).log_softmax(1)
-    assert_close(found, wanted[0, 1] + wanted[1, 0])
+    assert_close(loss, wanted[0, 1] + wanted[1, 0])
     assert count == 2
 
 
 def test_of_a_text_of_which_no_teacher_is_sure_nothing_is_learnt():
-    found, count = from_answers(made(Said([[1.0, 2.0]]), confidence=0.9), [[0.5, 0.5]])
+    loss, count = from_answers(made(Said([[1.0, 2.0]]), confidence=0.9), [[0.5, 0.5]])
 
-    assert (float(found), count) == (0, 0)
+    assert (float(loss), count) == (0, 0)
 
 
 def test_choices_that_are_not_there_count_on_neither_side():
@@ -483,14 +483,14 @@ def test_choices_that_are_not_there_count_on_neither_side():
     main.scores = lambda *_: scores
     answers = [[0.7, 0.3, 0.0, 0.0], [0.2, 0.5, 0.3, 0.0]]
 
-    found, _ = from_answers(made(main, temperature=1.0), answers)
-    found.backward()
+    loss, _ = from_answers(made(main, temperature=1.0), answers)
+    loss.backward()
 
     rows = [(answers[0][:2], scores[0, :2]), (answers[1][:3], scores[1, :3])]
     wanted = sum(
         (torch.tensor(p) * (torch.tensor(p).log() - q.log_softmax(0))).sum() for p, q in rows
     )
-    assert_close(found, wanted)
+    assert_close(loss, wanted)
     assert scores.grad.isfinite().all()
 
 

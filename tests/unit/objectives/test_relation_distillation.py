@@ -21,9 +21,9 @@ KINDS = pytest.mark.parametrize("heads", [None, 4])
 
 
 def model_of(seed=0, **changes):
-    found = TransferModel(tiny.backbone(**changes), {})
-    tiny.lively(found, seed)
-    return found
+    model = TransferModel(tiny.backbone(**changes), {})
+    tiny.lively(model, seed)
+    return model
 
 
 def at_work(*, direction="bidirectional", own=None, theirs=None, **options):
@@ -57,10 +57,10 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(direction, heads):
     objective, student, batch = at_work(direction=direction, heads=heads)
     student.load_state_dict(objective.teacher_models[0].state_dict())
 
-    found = torch.stack([*sums(objective, student, batch).values()]).sum()
-    found.backward()
+    loss = torch.stack([*sums(objective, student, batch).values()]).sum()
+    loss.backward()
 
-    assert float(found.detach()) == pytest.approx(0, abs=1e-5)
+    assert float(loss.detach()) == pytest.approx(0, abs=1e-5)
     largest = max(float(p.grad.abs().max()) for p in student.parameters() if p.grad is not None)
     assert largest < 1e-4
 
@@ -79,8 +79,8 @@ def test_attention_is_compared_as_it_is_computed(direction):
     each_BAT = torch.where(p > 0, p * (p.log() - q.log()), 0).sum(-1)
     expected = each_BAT.mean(1)[batch["mask"]].sum()
 
-    found = float(sums(objective, student, batch)["attention"].detach())
-    assert found == pytest.approx(float(expected), rel=1e-4)
+    loss = float(sums(objective, student, batch)["attention"].detach())
+    assert loss == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_relations_of_parts_are_those_of_the_concatenated_width():
@@ -104,8 +104,8 @@ def test_relations_of_parts_are_those_of_the_concatenated_width():
                 log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
                 expected += float((log_p.exp() * (log_p - log_q)).sum()) / 4
 
-    found = float(sums(objective, student, batch)["values"].detach())
-    assert found == pytest.approx(expected, rel=1e-4)
+    loss = float(sums(objective, student, batch)["values"].detach())
+    assert loss == pytest.approx(expected, rel=1e-4)
 
 
 @KINDS
@@ -153,8 +153,8 @@ def test_recomputed_blocks_have_the_same_gradients():
     torch.stack([*sums(objective, student, batch).values()]).sum().backward()
 
     for name, gradient in plain.items():
-        found = dict(student.named_parameters())[name].grad
-        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
+        recomputed = dict(student.named_parameters())[name].grad
+        torch.testing.assert_close(recomputed, gradient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("position_kind", ["rotary", "relative_bias", "sinusoidal"])
@@ -189,12 +189,12 @@ def test_an_earlier_block_of_the_teacher_may_be_learnt():
     assert float(last.detach()) > 1e-2
 
 
-def refusal(own, theirs, **options):
+def refusal(student, teacher, **options):
     objective = tiny.bound(RelationDistillation(("A",), **options))
-    trunk = tiny.backbone(**own)
+    trunk = tiny.backbone(**student)
 
     def begin():
-        objective.check_teachers([tiny.shape(**theirs)], "objective")
+        objective.check_teachers([tiny.shape(**teacher)], "objective")
         objective.modules(trunk)
 
     with pytest.raises(ConfigError) as caught:

@@ -42,8 +42,8 @@ def at_work(mode="detect", *, shape=None, **options):
 
 def measured(objective, model, batch):
     with torch.no_grad():
-        found = objective.metric_sums(model, batch, Encoding(model, batch))
-    return found, objective.compute_metrics(found, objective.counts(batch), TextStats())
+        totals = objective.metric_sums(model, batch, Encoding(model, batch))
+    return totals, objective.compute_metrics(totals, objective.counts(batch), TextStats())
 
 
 def always_says(model, token):
@@ -77,7 +77,7 @@ def test_the_models_loss_reaches_the_shared_table_and_nothing_of_the_generator(m
 
     inside = dict(model.heads["generator"].named_parameters())
     assert len(inside) > 10
-    assert not [name for name, each in inside.items() if each.grad is not None and each.grad.any()]
+    assert not [name for name, p in inside.items() if p.grad is not None and p.grad.any()]
     assert model.backbone.token_embedding.weight.grad.any()
     assert model.backbone.blocks[0].attention.packed.weight.grad.any()
 
@@ -87,7 +87,7 @@ def test_the_generators_loss_reaches_the_shared_tables_and_no_block_of_the_model
 
     sums(objective, model, batch)["generator"].backward()
 
-    moved = {n for n, each in model.named_parameters() if each.grad is not None and each.grad.any()}
+    moved = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert {name for name in moved if name.startswith("backbone.")} == {
         "backbone.token_embedding.weight", "backbone.position_embedding.weight",
         "backbone.segment_embedding.weight", "backbone.embedding_norm.weight",
@@ -102,10 +102,10 @@ def test_detection_at_the_selected_is_detection_restricted_to_them():
     restricted = {**batch, "compared": batch["target"] != IGNORE}
     del restricted["compared_rows"]
 
-    found = sums(there, model, prepared(there))
+    losses = sums(there, model, prepared(there))
 
-    assert torch.equal(found["detect"], sums(everywhere, model, restricted)["detect"])
-    assert not torch.equal(found["detect"], sums(everywhere, model, batch)["detect"])
+    assert torch.equal(losses["detect"], sums(everywhere, model, restricted)["detect"])
+    assert not torch.equal(losses["detect"], sums(everywhere, model, batch)["detect"])
 
 
 @pytest.mark.parametrize("mode", ["detect", "detect_selected"])
@@ -114,14 +114,14 @@ def test_a_draw_that_is_the_original_counts_as_original(mode):
     batch = prepared(objective, tokens=torch.full((6, 13), 9))
     always_says(model, 9)
 
-    found, measures = measured(objective, model, batch)
+    totals, measures = measured(objective, model, batch)
 
     read_as_it_is = {**batch, "tokens": torch.full((6, 13), 9)}
     top = Encoding(model, read_as_it_is).top[batch["compared"]]
     softplus = F.softplus(model.heads["discriminator"](top)).sum()
     assert int((batch["target"] == 9).sum()) > 6
-    assert int(found["replaced"]) == 0
-    assert float(found["detect"]) == pytest.approx(float(softplus.detach()), rel=1e-5)
+    assert int(totals["replaced"]) == 0
+    assert float(totals["detect"]) == pytest.approx(float(softplus.detach()), rel=1e-5)
     assert (measures["replaced"], measures["auc"]) == (0, 0.5)
 
 
@@ -129,10 +129,10 @@ def test_each_token_that_is_drawn_and_is_not_the_original_counts_as_replaced():
     objective, model, batch = at_work("detect")
     always_says(model, 9)
 
-    found, _ = measured(objective, model, batch)
+    totals, _ = measured(objective, model, batch)
 
     others = (batch["target"] != IGNORE) & (batch["target"] != 9)
-    assert int(found["replaced"]) == int(others.sum())
+    assert int(totals["replaced"]) == int(others.sum())
 
 
 def test_restoring_scores_the_original_tokens_of_the_text_with_draws():
@@ -140,12 +140,12 @@ def test_restoring_scores_the_original_tokens_of_the_text_with_draws():
     always_says(model, 9)
     selected_BT = batch["target"] != IGNORE
 
-    found = sums(objective, model, batch)["restore"]
+    loss = sums(objective, model, batch)["restore"]
 
     top = Encoding(model, {**batch, "tokens": batch["tokens"].masked_fill(selected_BT, 9)}).top
     logits = model.heads["lm"](top[selected_BT], model.backbone.token_embedding.weight)
     expected = F.cross_entropy(logits, batch["target"][selected_BT], reduction="sum")
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
 
 
 def test_a_model_that_copies_all_restores_all_but_what_is_replaced():
@@ -155,11 +155,11 @@ def test_a_model_that_copies_all_restores_all_but_what_is_replaced():
         model.heads["copy"].weight.zero_()
         model.heads["copy"].bias.fill_(20.0)
 
-    found = float(sums(objective, model, batch)["restore"].detach())
+    loss = float(sums(objective, model, batch)["restore"].detach())
 
     replaced = int(((batch["target"] != IGNORE) & (batch["target"] != 9)).sum())
     # Of each of them, a share of e^-20 remains, and what the softmax says of it.
-    assert 20 * replaced < found < 40 * replaced
+    assert 20 * replaced < loss < 40 * replaced
 
 
 # --- which tokens, and what is drawn --------------------------------------------------------------
@@ -203,13 +203,13 @@ def test_a_draw_at_either_end_is_a_token_that_there_is():
 def test_draws_are_a_function_of_the_step_and_the_example():
     objective, model, batch = at_work()
 
-    found, again = (measured(objective, model, batch)[0] for _ in range(2))
+    totals, again = (measured(objective, model, batch)[0] for _ in range(2))
     later = prepared(objective, step=1)
     alone = with_facts({key: value[2:3] for key, value in prepared(objective).items()
                         if value.shape[:1] == (6,) and key in ("tokens", "mask", "index", "target",
                                                                "compared", "draw")})  # fmt: skip
 
-    assert all(torch.equal(found[name], again[name]) for name in found)
+    assert all(torch.equal(totals[name], again[name]) for name in totals)
     assert not torch.equal(later["draw"], batch["draw"])
     assert torch.equal(alone["draw"], batch["draw"][2:3])
 
@@ -222,10 +222,10 @@ def test_a_low_temperature_draws_the_likeliest_token():
         logits = generator.heads["lm"](top, model.backbone.token_embedding.weight)
     likeliest = logits.argmax(-1)
 
-    found, _ = measured(objective, model, batch)
+    totals, _ = measured(objective, model, batch)
 
     wrong = likeliest != batch["target"][batch["target"] != IGNORE]
-    assert int(found["replaced"]) == int(wrong.sum())
+    assert int(totals["replaced"]) == int(wrong.sum())
 
 
 # --- measures -------------------------------------------------------------------------------------
@@ -239,16 +239,16 @@ def test_who_knows_nothing_but_the_share_has_its_entropy_for_a_loss():
 def test_measures_are_what_they_are_called():
     objective, model, batch = at_work("detect")
 
-    found, measures = measured(objective, model, batch)
+    totals, measures = measured(objective, model, batch)
 
     real, selected = int(batch["mask"].sum()), int((batch["target"] != IGNORE).sum())
-    detect, generator = float(found["detect"]), float(found["generator"])
-    share = float(found["replaced"]) / real
+    detect, generator = float(totals["detect"]), float(totals["generator"])
+    share = float(totals["replaced"]) / real
     assert measures["detect_loss"] == pytest.approx(detect / real)
     assert measures["detect_excess"] == pytest.approx(detect / real - entropy(share))
     assert measures["generator_perplexity"] == pytest.approx(math.exp(generator / selected))
     assert measures["loss"] == pytest.approx((detect + generator) / real)
-    assert int(found["answers"].sum()) == real
+    assert int(totals["answers"].sum()) == real
 
 
 # --- the generator --------------------------------------------------------------------------------
@@ -273,10 +273,10 @@ def test_models_are_as_large_as_the_published_ones(sizes, embeddings, width, par
         model = TransferModel(backbone, objective.modules(backbone))
 
     tensors = dict(model.named_parameters())
-    own = [each.numel() for name, each in tensors.items() if not name.startswith("heads.gen")]
-    generator = [each.numel() for each in completed("generator", tensors).values()]
+    main = [tensor.numel() for name, tensor in tensors.items() if not name.startswith("heads.gen")]
+    generator = [tensor.numel() for tensor in completed("generator", tensors).values()]
 
-    assert (sum(own), sum(generator)) == parameters
+    assert (sum(main), sum(generator)) == parameters
 
 
 @pytest.mark.parametrize(
@@ -286,16 +286,16 @@ def test_models_are_as_large_as_the_published_ones(sizes, embeddings, width, par
 )  # fmt: skip
 def test_a_generator_is_the_same_model_by_itself(changes):
     shape = tiny.backbone(direction="bidirectional", **changes).shape
-    own = narrowed(shape, 0.5, 0.67)
-    whole = TransferModel(lender := Backbone(shape, 48), {"generator": borrower(own, lender)})
+    narrow = narrowed(shape, 0.5, 0.67)
+    whole = TransferModel(lender := Backbone(shape, 48), {"generator": borrower(narrow, lender)})
     tiny.lively(whole)
-    alone = TransferModel(Backbone(own, 48), {"lm": borrower(own, lender).heads["lm"]}).eval()
+    alone = TransferModel(Backbone(narrow, 48), {"lm": borrower(narrow, lender).heads["lm"]}).eval()
     alone.load_state_dict(completed("generator", whole.state_dict()))
     batch = tiny.all_of(tiny.Questions(causal=False, examples=4))
 
     inside = Encoding(whole.eval().heads["generator"], batch).top
 
-    assert (own.depth, own.heads) == (2, 1)
+    assert (narrow.depth, narrow.heads) == (2, 1)
     torch.testing.assert_close(inside, Encoding(alone, batch).top)
     assert not [n for n in whole.heads["generator"].state_dict() if n.startswith(BORROWED)]
 

@@ -29,9 +29,9 @@ BOTH = pytest.mark.parametrize("kind", [CausalLM, MaskedLM])
 def teacher_of(language_model, seed=1, **changes):
     """Return a lively frozen model with the head that a student of it needs."""
     trunk = tiny.backbone(direction=language_model.direction, **changes)
-    found = TransferModel(trunk, language_model.modules(trunk))
-    tiny.lively(found, seed)
-    return found.eval().requires_grad_(False)
+    model = TransferModel(trunk, language_model.modules(trunk))
+    tiny.lively(model, seed)
+    return model.eval().requires_grad_(False)
 
 
 def at_work(kind=MaskedLM, *, teachers=1, options=None, depth=3, **changes):
@@ -74,16 +74,16 @@ def test_each_term_is_the_formula_over_its_own_positions(kind):
         return top, model.heads["lm"](top, model.backbone.token_embedding.weight) / 2
 
     with torch.no_grad():
-        (own, own_logits), (theirs, their_logits) = map(states_and_logits, (student, teacher))
-        found = sums(objective, student, batch)
+        (ours, our_logits), (theirs, their_logits) = map(states_and_logits, (student, teacher))
+        totals = sums(objective, student, batch)
         plain = objective.language_model.loss_sums(student, batch, Encoding(student, batch))
-    log_p, log_q = their_logits.log_softmax(-1), own_logits.log_softmax(-1)
+    log_p, log_q = their_logits.log_softmax(-1), our_logits.log_softmax(-1)
     divergence = 4 * (log_p.exp() * (log_p - log_q)).sum()
-    distance = (1 - F.cosine_similarity(own, theirs, dim=-1)).sum()
+    distance = (1 - F.cosine_similarity(ours, theirs, dim=-1)).sum()
 
-    assert float(found["divergence"]) == pytest.approx(float(divergence), rel=1e-4)
-    assert float(found["distance"]) == pytest.approx(float(distance), rel=1e-4)
-    assert torch.equal(found["loss"], plain["loss"])
+    assert float(totals["divergence"]) == pytest.approx(float(divergence), rel=1e-4)
+    assert float(totals["distance"]) == pytest.approx(float(distance), rel=1e-4)
+    assert torch.equal(totals["loss"], plain["loss"])
     targets, positions = int((batch["target"] >= 0).sum()), int(real_BT.sum())
     counts = {"loss": targets, "divergence": positions, "distance": positions}
     assert objective.counts(batch) == counts
@@ -96,12 +96,12 @@ def test_the_terms_weigh_as_in_the_released_code():
 def test_predictions_may_be_compared_at_hidden_tokens_alone():
     objective, student, batch = at_work(options={"only_masked": True})
 
-    found = sums(objective, student, batch)["divergence"]
+    divergence = sums(objective, student, batch)["divergence"]
     hidden = {**batch, "compared": batch["target"] >= 0}
     del hidden["compared_rows"]
     objective.only_masked = False
 
-    assert torch.equal(found, sums(objective, student, hidden)["divergence"])
+    assert torch.equal(divergence, sums(objective, student, hidden)["divergence"])
     objective.only_masked = True
     assert objective.counts(batch)["divergence"] == int((batch["target"] >= 0).sum())
 
@@ -114,13 +114,13 @@ def test_an_ensemble_is_the_mean_of_its_probabilities():
         return model.heads["lm"](top, model.backbone.token_embedding.weight).log_softmax(-1)
 
     with torch.no_grad():
-        p = torch.stack([log_probabilities(each).exp() for each in objective.teacher_models]).mean(
-            0
-        )
+        p = torch.stack(
+            [log_probabilities(teacher).exp() for teacher in objective.teacher_models]
+        ).mean(0)
         expected = (p * (p.log() - log_probabilities(student))).sum()
 
-    found = float(sums(objective, student, batch)["divergence"].detach())
-    assert found == pytest.approx(float(expected), rel=1e-4)
+    divergence = float(sums(objective, student, batch)["divergence"].detach())
+    assert divergence == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_teachers_never_move_drop_nothing_and_are_no_part_of_the_student():
@@ -143,10 +143,10 @@ def test_a_teacher_computes_states_of_its_own_where_those_of_the_student_are_kep
     expected = sums(objective, student, batch)
     states = torch.stack(list(Encoding(student, batch).states), dim=-2)
 
-    found = sums(objective, student, {**batch, "states": states})
+    totals = sums(objective, student, {**batch, "states": states})
 
     for term, value in expected.items():
-        torch.testing.assert_close(found[term], value, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(totals[term], value, rtol=1e-5, atol=1e-5)
 
 
 def test_a_finished_student_is_a_language_model():
@@ -160,9 +160,9 @@ def test_measures_are_those_of_the_language_model_and_the_terms_beside_it():
     totals = {term: torch.tensor(6.0) for term in ("loss", "divergence", "distance")}
     counts = {"loss": 3, "divergence": 6, "distance": 12}
 
-    found = DistilLM(("A",), MaskedLM()).compute_metrics(totals, counts, TextStats())
+    measures = DistilLM(("A",), MaskedLM()).compute_metrics(totals, counts, TextStats())
 
-    assert found == {
+    assert measures == {
         "loss": 2.0, "masked_token_perplexity": pytest.approx(7.389, abs=1e-3),
         "divergence": 1.0, "distance": 0.5,
     }  # fmt: skip
@@ -194,9 +194,9 @@ def test_of_texts_made_from_others_predictions_are_compared_at_the_targets(direc
 
     with torch.no_grad():
         log_p, log_q = log_shares(teacher), log_shares(student)
-        found = sums(objective, student, batch)
+        totals = sums(objective, student, batch)
     divergence = float(4 * (log_p.exp() * (log_p - log_q)).sum())
-    assert float(found["divergence"]) == pytest.approx(divergence, rel=1e-4)
+    assert float(totals["divergence"]) == pytest.approx(divergence, rel=1e-4)
     assert objective.counts(batch) == {"loss": 5, "divergence": 5}  # red, is blue, and their ends
     assert objective.task == "text to text"
     other = backbone_of(

@@ -50,7 +50,7 @@ def solved(weight_decay, steps=1, begin=None, data=None, **settings):
 
 
 def newton(weight_decay):
-    return [each.float() for each in tiny.newton(*problem(), weight_decay)]
+    return [parameter.float() for parameter in tiny.newton(*problem(), weight_decay)]
 
 
 @pytest.mark.parametrize("weight_decay", [0.1, 0.01, 0.001])
@@ -72,15 +72,15 @@ def test_of_labels_that_a_line_parts_a_weak_decay_has_its_minimum_too(weight_dec
 
     exact, beside = tiny.newton(x, label, weight_decay)
     wanted = F.cross_entropy(x.double() @ exact + beside, label)
-    found = F.cross_entropy(x.double() @ weight.double() + bias, label)
-    assert found.item() == pytest.approx(wanted.item(), rel=0.02)
+    loss = F.cross_entropy(x.double() @ weight.double() + bias, label)
+    assert loss.item() == pytest.approx(wanted.item(), rel=0.02)
 
 
 def test_each_step_takes_the_next_weight_decay_and_then_stays_at_the_last():
     several = [solved((0.1, 0.01), steps=steps)[0] for steps in (1, 2, 3)]
 
-    for found, weight_decay in zip(several, (0.1, 0.01, 0.01), strict=True):
-        assert torch.allclose(found, newton(weight_decay)[0], atol=2e-3)
+    for weight, weight_decay in zip(several, (0.1, 0.01, 0.01), strict=True):
+        assert torch.allclose(weight, newton(weight_decay)[0], atol=2e-3)
 
 
 def test_a_stored_state_goes_on_to_the_bit():
@@ -169,9 +169,9 @@ def test_layers_with_the_same_settings_are_stepped_at_once(monkeypatch):
         if optimizer is ours:  # decayed, not decayed, and the last layer once it has its own rate
             assert calls == [3, 3, 3, 2, 1, 3, 2, 1]
 
-    for own, their in zip(ours.param_groups, theirs.param_groups, strict=True):
-        assert own["layer"] == their["layer"]
-        assert own["params"][0].equal(their["params"][0])
+    for our, their in zip(ours.param_groups, theirs.param_groups, strict=True):
+        assert our["layer"] == their["layer"]
+        assert our["params"][0].equal(their["params"][0])
 
 
 STEPS = {

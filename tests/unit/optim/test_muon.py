@@ -31,27 +31,27 @@ def drawn(seed=0):
     return [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
 
 
-@pytest.mark.parametrize("found", [0.0, 1.0])
-def test_a_gradient_that_the_device_finds_not_finite_changes_nothing(found):
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+def test_a_gradient_that_the_device_finds_not_finite_changes_nothing(found_inf):
     told, plain = drawn(), drawn()
-    optimizers = [MuonWithAdamW(groups_of(each), lr=0.1) for each in (told, plain)]
-    for each in (*told, *plain):
-        each.grad = torch.full_like(each, 0.5)
+    optimizers = [MuonWithAdamW(groups_of(weights), lr=0.1) for weights in (told, plain)]
+    for weight in (*told, *plain):
+        weight.grad = torch.full_like(weight, 0.5)
     for optimizer in optimizers:
         optimizer.step()
     before = copy.deepcopy(plain)
     averages = copy.deepcopy(optimizers[1].state_dict()["state"])
 
-    for each in told:
-        each.grad.fill_(torch.nan if found else 0.25)
-    for each in plain:
-        each.grad.fill_(0.25)
-    optimizers[0].found_inf = torch.tensor(found)
+    for weight in told:
+        weight.grad.fill_(torch.nan if found_inf else 0.25)
+    for weight in plain:
+        weight.grad.fill_(0.25)
+    optimizers[0].found_inf = torch.tensor(found_inf)
     for optimizer in optimizers:
         optimizer.step()
 
-    expected = optimizers[1].state_dict()["state"] if not found else averages
-    for one, other in zip(told, before if found else plain, strict=True):
+    expected = optimizers[1].state_dict()["state"] if not found_inf else averages
+    for one, other in zip(told, before if found_inf else plain, strict=True):
         assert torch.equal(one, other)
     for number, kept in optimizers[0].state_dict()["state"].items():
         assert tiny.same(kept, expected[number])
@@ -243,8 +243,8 @@ def both():
 def test_weights_are_those_of_one_process(tmp_path):
     alone = trained(sharded=False)
 
-    for found in several.on_processes(2, both, tmp_path):
-        for case in found:
+    for cases in several.on_processes(2, both, tmp_path):
+        for case in cases:
             assert case["losses"] == pytest.approx(alone["losses"], abs=1e-4)
             for name, weight in alone["weights"].items():
                 assert_close(case["weights"][name], weight, rtol=0, atol=1e-3, msg=name)

@@ -141,9 +141,9 @@ def test_a_warm_up_in_steps_counts_those_taken_and_a_share_of_the_run_the_time()
 def test_it_rises_stays_and_falls():
     schedule = Trapezoid(warmup=10, fall=0.2)
 
-    found = [schedule(step, 100) for step in (0, 4, 9, 10, 50, 80, 81, 90, 99, 100)]
+    factors = [schedule(step, 100) for step in (0, 4, 9, 10, 50, 80, 81, 90, 99, 100)]
 
-    assert found == pytest.approx([0.1, 0.5, 1, 1, 1, 1, 0.95, 0.5, 0.05, 0])
+    assert factors == pytest.approx([0.1, 0.5, 1, 1, 1, 1, 0.95, 0.5, 0.05, 0])
 
 
 def test_a_fall_over_all_of_the_run_is_straight():
@@ -155,9 +155,9 @@ def test_a_fall_over_all_of_the_run_is_straight():
 def test_a_warmup_may_reach_into_the_fall():
     schedule = Trapezoid(warmup=9, fall=0.5)
 
-    found = [schedule(step, 10) for step in range(11)]
-    assert max(found) == 1.0
-    assert found[9:] == pytest.approx([0.2, 0.0])
+    factors = [schedule(step, 10) for step in range(11)]
+    assert max(factors) == 1.0
+    assert factors[9:] == pytest.approx([0.2, 0.0])
 
 
 TOTAL = 50
@@ -245,7 +245,7 @@ def test_both_groups_of_a_layer_have_the_same_rate():
     for group in optimizer.param_groups:
         rates.setdefault(group["layer"], set()).add(group["lr"])
 
-    assert all(len(each) == 1 for each in rates.values())
+    assert all(len(layer_rates) == 1 for layer_rates in rates.values())
 
 
 # --- rates by layer, weights of losses -----------------------------------------------------------
@@ -295,11 +295,11 @@ WEIGHTS = st.floats(1e-3, 1e3)
 def test_the_weight_falls_geometrically_from_epoch_to_epoch_then_stays():
     weight = Annealed(0.2, 0.1, "15 epochs")
 
-    found = [weight(10 * epoch, 200, 10) for epoch in range(20)]
+    weights = [weight(10 * epoch, 200, 10) for epoch in range(20)]
 
-    assert found[0] == 0.2
-    assert found[14:] == [0.1] * 6
-    ratios = [after / before for before, after in pairwise(found[:15])]
+    assert weights[0] == 0.2
+    assert weights[14:] == [0.1] * 6
+    ratios = [after / before for before, after in pairwise(weights[:15])]
     assert ratios == pytest.approx([0.5 ** (1 / 14)] * 14)
 
 
@@ -315,11 +315,11 @@ def test_the_weight_is_the_same_throughout_an_epoch(step, steps_per_epoch):
 def test_over_steps_it_falls_at_each_of_them(over, last):
     weight = Annealed(8.0, 2.0, over)
 
-    found = [weight(step, 41, 10) for step in range(41)]
+    weights = [weight(step, 41, 10) for step in range(41)]
 
-    assert found[last:] == [2.0] * (41 - last)
+    assert weights[last:] == [2.0] * (41 - last)
     wanted = [8.0 * 0.25 ** (step / last) for step in range(last)]
-    assert found[:last] == pytest.approx(wanted)
+    assert weights[:last] == pytest.approx(wanted)
 
 
 def test_over_a_share_of_the_run_it_falls_within_that_share():

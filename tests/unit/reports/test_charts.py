@@ -182,7 +182,7 @@ def test_a_search_that_tries_no_rate_twice_has_points_without_lines(tmp_path):
 def test_of_two_seeds_no_bar_is_drawn_and_that_is_said(tmp_path):
     task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
     two = [replace(group, runs=group.runs[:2], measures={
-        name: Spread.over(found.values[:2]) for name, found in group.measures.items()
+        name: Spread.over(spread.values[:2]) for name, spread in group.measures.items()
     }) for group in task.groups]  # fmt: skip
 
     chart = rate_chart(replace(task, groups=tuple(two)))
@@ -199,12 +199,12 @@ def test_shares_are_drawn_in_percent(tmp_path):
 
     assert accuracy.layout["yaxis"]["title"] == "validation accuracy (%)"
     last = [trace["y"][-1] for trace in accuracy.traces if trace["meta"]["role"] == "mean"]
-    assert all(50 < each <= 100 for each in last)
+    assert all(50 < percent <= 100 for percent in last)
 
 
 def test_no_bar_leaves_what_an_error_rate_can_be():
     task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
-    spreads = [Spread.over(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
+    spreads = [Spread.over(values) for values in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
 
     trace = means(task, spreads)
 
@@ -252,10 +252,10 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends(tmp_path):
     records = [{"kind": "train", "step": step, "loss": 0.5} for step in range(1, 10_001)]
     path = write(tmp_path / "metrics.jsonl", records)
 
-    found = read_curves(path, 300)["train/loss"]
+    points = read_curves(path, 300)["train/loss"]
 
-    assert 100 < len(found) <= 300
-    assert (found[0][0], found[-1][0]) == (1, 10_000)
+    assert 100 < len(points) <= 300
+    assert (points[0][0], points[-1][0]) == (1, 10_000)
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(5, 400))

@@ -40,8 +40,8 @@ from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 from transfer_cli.safe_files import UnreadableError
 
 
-def names(found):
-    return [run.name for run in found.runs]
+def names(collection):
+    return [run.name for run in collection.runs]
 
 
 # --- finding
@@ -363,7 +363,7 @@ def test_fuzz_bytes_of_a_run(runs, capsys, data):
 @fuzz(100)
 @given(data=st.data())
 def test_fuzz_values_of_a_run(runs, capsys, data):
-    path = runs / "bad" / data.draw(st.sampled_from([each for each in FILES if "json" in each]))
+    path = runs / "bad" / data.draw(st.sampled_from([name for name in FILES if "json" in name]))
     values = [json.loads(line) for line in path.read_text().splitlines()]
     content = "".join(f"{json.dumps(value)}\n" for value in data.draw(altered(values)))
     with_content(path, content.encode(), lambda: look_at(runs, capsys))
@@ -411,7 +411,7 @@ def look_at(folder, capsys, runs=("good", "bad")):
     report([str(folder), *words])
     tried(lambda: diff([str(folder / name) for name in runs]))
     shown = capsys.readouterr().out + (folder / "out.csv").read_text()
-    assert all(each.isprintable() or each == "\n" for each in shown)
+    assert all(character.isprintable() or character == "\n" for character in shown)
     json.loads((folder / "report.json").read_text())
 
 
@@ -437,10 +437,10 @@ def test_a_deviation_has_as_many_decimals_as_its_mean():
 
 
 def test_large_counts_times_and_sizes_are_short():
-    assert [formats.count(each) for each in (950, 4614, 999_900, 11_995_786)] == [
+    assert [formats.count(number) for number in (950, 4614, 999_900, 11_995_786)] == [
         "950", "4.61 k", "1 M", "12 M",
     ]  # fmt: skip
-    assert [formats.duration(each) for each in (1.654, 49.2, 90, 3600, 4512)] == [
+    assert [formats.duration(seconds) for seconds in (1.654, 49.2, 90, 3600, 4512)] == [
         "1.65 s", "49 s", "1 min 30 s", "1 h", "1 h 15 min",
     ]  # fmt: skip
     assert formats.size(401829888) == "383 MiB"
@@ -461,7 +461,7 @@ def test_keys_with_the_same_end_keep_their_whole_name():
 
 
 def named(*settings):
-    groups = tuple(Group(f"group {at}", each, ()) for at, each in enumerate(settings))
+    groups = tuple(Group(f"group {at}", setting, ()) for at, setting in enumerate(settings))
     return formats.group_names(TaskRuns("", groups, tuple(settings[0]), "test/loss", ()))
 
 

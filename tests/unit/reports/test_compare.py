@@ -507,8 +507,8 @@ def test_language_models_are_compared_by_the_perplexity_of_their_blocks(tmp_path
     for name, nats in losses.items():
         mean = sum(nats) / 40
         measures = {"loss": mean, "word_perplexity": math.exp(sum(nats) / 20)}
-        found = {"validation": measures, "test": measures}
-        results = {"measures": found, "labels": [], "parameters": {"trainable": 5}}
+        by_split = {"validation": measures, "test": measures}
+        results = {"measures": by_split, "labels": [], "parameters": {"trainable": 5}}
         write_run(
             tmp_path / name, command="pretrain", model__width=len(name) * nats[0],
             results=results, items=blocks(nats),
@@ -569,7 +569,7 @@ def test_errors_that_most_runs_share_come_with_what_was_said(tmp_path):
 
     errors = only(tmp_path).errors
 
-    assert [(each.text, each.wrong, each.runs) for each in errors] == [
+    assert [(mistake.text, mistake.wrong, mistake.runs) for mistake in errors] == [
         ("question 3 ?", 3, 3), ("question 7 ?", 2, 3),
     ]  # fmt: skip
     assert errors[1].label == "person"
@@ -581,7 +581,7 @@ def test_items_of_the_other_split_do_not_count(tmp_path):
     both = [*labelled(range(5), split="validation"), *labelled([1])]
     write_items(path / "items.jsonl", both)
 
-    assert [each.text for each in only(tmp_path).errors] == ["question 1 ?"]
+    assert [mistake.text for mistake in only(tmp_path).errors] == ["question 1 ?"]
 
 
 def runs_of(folder):
@@ -596,11 +596,11 @@ def best(folder):
 def sweep(folder, *validations, **more):
     """Write a sweep with a run for each dict of validation measures, all at chance on test."""
     words = [(f"optimizer.lr={10**-n:g}",) for n in range(1, 1 + len(validations))]
-    jobs = [SweepJob(n, each, each, outcome="done") for n, each in enumerate(words)]
+    jobs = [SweepJob(n, overrides, overrides, outcome="done") for n, overrides in enumerate(words)]
     write_sweep(folder, *jobs)
-    for n, each in enumerate(validations):
-        given = {"validation": each, "typed": words[n], "optimizer__lr": 10.0**-n, **more}
-        write_run(folder / str(n), **{**given, **each.get("run", {})})
+    for n, measures in enumerate(validations):
+        given = {"validation": measures, "typed": words[n], "optimizer__lr": 10.0**-n, **more}
+        write_run(folder / str(n), **{**given, **measures.get("run", {})})
     return folder
 
 
@@ -844,9 +844,9 @@ def task(*groups, **more):
     return TaskRuns("task", groups, (), "test/error_rate", UNDECLARED, **more)
 
 
-def cells(found, title):
-    (column,) = [each for each in results_table(found) if each.title == title]
-    return column.cells
+def cells(runs, title):
+    (titled,) = [column for column in results_table(runs) if column.title == title]
+    return titled.cells
 
 
 def test_a_column_in_which_nothing_stands_is_left_out():
@@ -939,7 +939,7 @@ def test_terminal_markdown_and_page_show_the_same_cells(tmp_path):
     for column in results_table(report.tasks[0])[1:]:
         for cell in column.cells:
             number = cell.text.partition(" [")[0]
-            assert all(number in each for each in shown), cell
+            assert all(number in text for text in shown), cell
 
 
 def test_shares_and_errors_stand_in_one_unit():
@@ -948,7 +948,7 @@ def test_shares_and_errors_stand_in_one_unit():
     first = Group("a", {}, (RUN,), measures, against=against)
     changed = replace(task(first, group("b")), measure="test/accuracy", baseline="b")
 
-    columns = {each.title: each for each in results_table(changed, [*measures])}
+    columns = {column.title: column for column in results_table(changed, [*measures])}
 
     assert columns["test/accuracy"].heading == "test/accuracy (%)"
     assert columns["test/accuracy"].cells[0].text == "90.00"
@@ -995,9 +995,9 @@ def test_what_a_sweep_says_was_published_stands_in_each_table_beside_the_job_of_
 
     task = only(tmp_path)
 
-    (column,) = [each for each in results_table(task) if each.title == PUBLISHED]
+    (published,) = [column for column in results_table(task) if column.title == PUBLISHED]
     cells = {group.settings["adaptation"]: cell.value for group, cell in zip(
-        task.groups, column.cells, strict=True
+        task.groups, published.cells, strict=True
     )}  # fmt: skip
     assert cells == {"full": None, "lora": 3.6}
     made = Report((task,))

@@ -52,10 +52,10 @@ def ladder_of(runs):
 
 
 def rungs(operations, losses, sizes=None):
-    sizes = sizes or [(each, each) for each in operations]
+    sizes = sizes or [(amount, amount) for amount in operations]
     return [
-        Rung("run", 1, each, parameters, tokens, 1, loss)
-        for each, (parameters, tokens), loss in zip(operations, sizes, losses, strict=True)
+        Rung("run", 1, amount, parameters, tokens, 1, loss)
+        for amount, (parameters, tokens), loss in zip(operations, sizes, losses, strict=True)
     ]
 
 
@@ -65,7 +65,7 @@ def rungs(operations, losses, sizes=None):
 @pytest.mark.parametrize("exponent", [0.05, 0.2, 0.7])
 def test_a_law_without_noise_is_found(exponent):
     operations = [1e12 * depth**4.5 for depth in DEPTHS]
-    losses = [1.5 + 4 * (each / 1e14) ** -exponent for each in operations]
+    losses = [1.5 + 4 * (amount / 1e14) ** -exponent for amount in operations]
 
     fit = fitted(rungs(operations, losses))
 
@@ -111,7 +111,7 @@ def test_no_law_is_claimed_where_none_holds(operations, losses):
 
 def test_a_law_ends_at_ten_times_the_largest_run():
     operations = [1e12 * depth**4.5 for depth in DEPTHS]
-    fit = fitted(rungs(operations, [law(each) for each in operations]))
+    fit = fitted(rungs(operations, [law(amount) for amount in operations]))
 
     fit.predict(9.9 * operations[-1], 1, 1)
     with pytest.raises(NoLawError):

@@ -68,7 +68,9 @@ class Outline(HTMLParser):
     def all(self, name, **wanted):
         wanted = {key.rstrip("_").replace("_", "-"): value for key, value in wanted.items()}
         return [
-            found for tag, found in self.tags if tag == name and wanted.items() <= found.items()
+            attributes
+            for tag, attributes in self.tags
+            if tag == name and wanted.items() <= attributes.items()
         ]
 
     @property
@@ -98,7 +100,7 @@ def test_every_report_is_a_whole_document(make, tmp_path):
 
     assert outline.mismatched == []
     assert outline.open == []
-    ids = [found["id"] for _, found in outline.tags if "id" in found]
+    ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     for link in outline.all("a"):
         assert link["href"].removeprefix("#") in ids
@@ -112,7 +114,7 @@ def test_a_report_without_runs_says_so():
 
 
 def test_nothing_on_the_page_names_another_address(sweep):
-    for name, found in Outline(page(sweep)).tags:
+    for name, attributes in Outline(page(sweep)).tags:
         for attribute in (
             "src",
             "href",
@@ -123,8 +125,8 @@ def test_nothing_on_the_page_names_another_address(sweep):
             "ping",
             "background",
         ):
-            target = found.get(attribute, "#")
-            assert target.startswith(("#", "data:")), (name, found)
+            target = attributes.get(attribute, "#")
+            assert target.startswith(("#", "data:")), (name, attributes)
 
 
 def test_the_policy_allows_no_request_and_no_script_but_the_pages_own(sweep):
@@ -135,10 +137,10 @@ def test_the_policy_allows_no_request_and_no_script_but_the_pages_own(sweep):
     assert rules["default-src"] == "'none'"
     assert "connect-src" not in rules
     assert "unsafe" not in rules["script-src"]
-    own = outline.scripts[-1]
-    hashed = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    script = outline.scripts[-1]
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"'sha256-{hashed}'" in rules["script-src"]
-    runs = [found for name, found in outline.tags if name == "script" and "type" not in found]
+    runs = [attributes for attributes in outline.all("script") if "type" not in attributes]
     assert len(runs) == 1
 
 
@@ -225,8 +227,8 @@ def test_rows_can_be_chosen_by_each_key_and_say_where_their_runs_are(sweep):
     made = page(sweep)
 
     (filters,) = re.findall(r'<div class="filters.*?</div>', made, re.S)
-    options = [re.findall(r"<option>(.*?)</option>", each)
-               for each in re.findall(r"<select>.*?</select>", filters, re.S)]  # fmt: skip
+    options = [re.findall(r"<option>(.*?)</option>", select)
+               for select in re.findall(r"<select>.*?</select>", filters, re.S)]  # fmt: skip
     assert sorted(options[0]) == ["adapters", "full", "lora"]
     assert options[1] == ["0.0003", "0.001", "0.003"]
     rows = json.loads(re.search(r">(\[\[.*\]\])<", filters)[1])
@@ -295,7 +297,7 @@ def test_tasks_that_cannot_be_compared_stand_apart(tmp_path):
 
     outline = Outline(page(Report((*one.tasks, *other.tasks), created=reports.CREATED)))
 
-    assert {found["id"] for found in outline.all("section", class_="task")} == {"t1", "t2"}
+    assert {section["id"] for section in outline.all("section", class_="task")} == {"t1", "t2"}
     assert "2 tasks" in outline.text
     assert outline.all("a", href="#t2")
 
@@ -451,8 +453,8 @@ def test_a_registered_section_takes_the_place_of_the_plain_one(run):
     write_run(run.parent / "two", adaptation="lora", wrong=[1])
     write_analysis(run.parent / "two", "lengths", {"own": 7})
 
-    def render(found):
-        told = (f"{each.group} {each.run} {len(each.content)}" for each in found)
+    def render(analyses):
+        told = (f"{analysis.group} {analysis.run} {len(analysis.content)}" for analysis in analyses)
         return Html("<p>{}</p>").format("; ".join(told))
 
     register_section("lengths", render)
@@ -464,7 +466,7 @@ def test_a_registered_section_takes_the_place_of_the_plain_one(run):
 
 def test_what_a_section_returns_as_plain_text_is_escaped(run):
     write_analysis(run, "lengths", CONTENT)
-    register_section("lengths", lambda found: HOSTILE)
+    register_section("lengths", lambda analyses: HOSTILE)
 
     outline = Outline(page(report_of(run)))
 
@@ -474,7 +476,7 @@ def test_what_a_section_returns_as_plain_text_is_escaped(run):
 
 def test_a_section_that_fails_is_said_and_the_analysis_shown_plainly(run):
     write_analysis(run, "lengths", CONTENT)
-    register_section("lengths", lambda found: found[0].content["gone"])
+    register_section("lengths", lambda analyses: analyses[0].content["gone"])
 
     text = Outline(page(report_of(run))).text
 
@@ -532,7 +534,7 @@ def test_hostile_pictures_are_left_out_with_the_reason(run):
 
     outline = Outline(page(report_of(run)))
 
-    assert [each["alt"] for each in outline.all("img")] == ["good"]
+    assert [image["alt"] for image in outline.all("img")] == ["good"]
     assert "lengths-html.png is not shown: the picture lengths-html.png is no PNG" in outline.text
     assert "lengths-large.png is not shown: it is larger than 2,048 KiB" in outline.text
     assert "lengths-secret.png is not shown" in outline.text

@@ -158,7 +158,7 @@ def test_what_killed_runs_left_is_removed_and_what_others_are_making_is_not(tmp_
 
 def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplog):
     caplog.set_level("INFO")
-    entry, began, found = tmp_path / "entry", threading.Event(), []
+    entry, began, contents = tmp_path / "entry", threading.Event(), []
 
     def slow():
         began.set()
@@ -169,8 +169,8 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
         return write(entry, "slow")
 
     threads = [
-        threading.Thread(target=lambda: found.append(kept(entry, read, slow))),
-        threading.Thread(target=lambda: found.append(kept(entry, read, never))),
+        threading.Thread(target=lambda: contents.append(kept(entry, read, slow))),
+        threading.Thread(target=lambda: contents.append(kept(entry, read, never))),
     ]
     threads[0].start()
     assert began.wait(60)
@@ -178,7 +178,7 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
     for thread in threads:
         thread.join(60)
 
-    assert found == ["slow", "slow"]
+    assert contents == ["slow", "slow"]
 
 
 # Where nothing may end a run.
@@ -249,11 +249,11 @@ def found_in(run):
 def test_what_is_written_is_read_back(run):
     path = write_analysis(run, "lengths", CONTENT, {"by_error": PNG})
 
-    (found,), problems = found_in(run)
+    (analysis,), problems = found_in(run)
     assert path == run / "analyses" / "lengths.json"
-    assert (found.name, found.content, problems) == ("lengths", CONTENT, [])
-    assert found.pictures == {"by_error": run / "analyses" / "lengths-by_error.png"}
-    assert read_picture(found.pictures["by_error"]) == PNG
+    assert (analysis.name, analysis.content, problems) == ("lengths", CONTENT, [])
+    assert analysis.pictures == {"by_error": run / "analyses" / "lengths-by_error.png"}
+    assert read_picture(analysis.pictures["by_error"]) == PNG
 
 
 def test_writing_again_replaces_it_with_its_pictures(run):
@@ -325,9 +325,9 @@ def test_a_hostile_file_is_said_and_the_others_are_read(run, text, reason):
     write_analysis(run, "good", CONTENT)
     (run / "analyses" / "bad.json").write_text(text)
 
-    found, problems = found_in(run)
+    stored, problems = found_in(run)
 
-    assert [each.name for each in found] == ["good"]
+    assert [analysis.name for analysis in stored] == ["good"]
     (problem,) = problems
     assert "bad.json: " in problem
     assert reason in problem
@@ -341,14 +341,14 @@ def test_pipes_and_stray_files_are_passed_over(run):
     os.mkfifo(folder / "pipe.json")
     os.mkfifo(folder / "good-pipe.png")
 
-    found, problems = found_in(run)
+    stored, problems = found_in(run)
 
-    assert [each.name for each in found] == ["good"]
-    assert list(found[0].pictures) == ["a", "pipe"]
+    assert [analysis.name for analysis in stored] == ["good"]
+    assert list(stored[0].pictures) == ["a", "pipe"]
     assert len(problems) == 1
     assert "pipe.json" in problems[0]
     with pytest.raises(UnreadableError, match="a pipe"):
-        read_picture(found[0].pictures["pipe"])
+        read_picture(stored[0].pictures["pipe"])
 
 
 def test_no_more_than_some_are_read(run, monkeypatch):
@@ -356,9 +356,9 @@ def test_no_more_than_some_are_read(run, monkeypatch):
     for name in ("c", "a", "b"):
         write_analysis(run, name, CONTENT)
 
-    found, problems = found_in(run)
+    stored, problems = found_in(run)
 
-    assert [each.name for each in found] == ["a", "b"]
+    assert [analysis.name for analysis in stored] == ["a", "b"]
     assert problems == [f"{run / 'analyses'}: 1 of 3 are left out"]
 
 

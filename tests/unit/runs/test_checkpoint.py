@@ -64,10 +64,10 @@ class Killed(BaseException):
 
 
 def test_a_state_is_read_as_it_was_written(tmp_path):
-    found = read_state(written(tmp_path))
+    state = read_state(written(tmp_path))
 
-    assert found["progress"] == STATE_OF_A_RUN["progress"]
-    optimizer = found["step"]["optimizer"]
+    assert state["progress"] == STATE_OF_A_RUN["progress"]
+    optimizer = state["step"]["optimizer"]
     assert torch.equal(optimizer["state"][0]["exp_avg"], torch.arange(3.0))
     assert optimizer["betas"] == (0.9, 0.99)
 
@@ -129,7 +129,7 @@ def test_complete_checkpoints_are_found_oldest_first(tmp_path):
     (tmp_path / "step-00000400").mkdir()  # a crash of the file system
     keep_best(tmp_path / "best", 2, weights())
 
-    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [2, 10, 300]
+    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [2, 10, 300]
 
 
 def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
@@ -137,7 +137,7 @@ def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
     for other in ("step-two", "step-00000003.bak", "step-3"):
         shutil.copytree(tmp_path / checkpoint.name(2), tmp_path / other)
 
-    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [2]
+    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [2]
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3]), (9, [1, 2, 3])])
@@ -148,7 +148,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path, keep, left):
 
     prune(tmp_path, keep, newest=3)
 
-    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == left
+    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == left
     assert (tmp_path / "best" / META).exists()
 
 
@@ -160,7 +160,7 @@ def test_pruning_does_not_count_a_damaged_one(tmp_path, harm):
 
     prune(tmp_path, 2, newest=3)
 
-    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [1, 3]
+    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [1, 3]
 
 
 def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_path):
@@ -170,7 +170,7 @@ def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_
 
     prune(tmp_path, 1, newest=5)
 
-    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [5]
+    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [5]
 
 
 # The best weights.
@@ -178,36 +178,36 @@ def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_
 
 def test_a_checkpoint_takes_the_best_weights_along(tmp_path):
     keep_best(tmp_path / "best", 3, weights("best of 3"))
-    found = written(tmp_path, 4, best=tmp_path / "best")
+    folder = written(tmp_path, 4, best=tmp_path / "best")
     keep_best(tmp_path / "best", 5, weights("best of 5"))
-    listed = json.loads((found / META).read_text())["files"]
+    listed = json.loads((folder / META).read_text())["files"]
 
-    restore_best(found, tmp_path / "best", 3)
+    restore_best(folder, tmp_path / "best", 3)
 
     assert set(listed) == {WEIGHTS, STATE, f"best/{WEIGHTS}"}
     assert (tmp_path / "best" / WEIGHTS).read_text() == "best of 3"
     assert json.loads((tmp_path / "best" / META).read_text())["step"] == 3
     verify(tmp_path / "best")
-    verify(found)
+    verify(folder)
 
 
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
 def test_best_weights_that_are_damaged_or_gone_come_back_from_the_checkpoint(tmp_path, harm):
     keep_best(tmp_path / "best", 3, weights("best of 3"))
-    found = written(tmp_path, 4, best=tmp_path / "best")
-    own = tmp_path / "best" / WEIGHTS
-    harm(own)
+    folder = written(tmp_path, 4, best=tmp_path / "best")
+    path = tmp_path / "best" / WEIGHTS
+    harm(path)
 
-    restore_best(found, tmp_path / "best", 3)
+    restore_best(folder, tmp_path / "best", 3)
 
-    assert own.read_text() == "best of 3"
-    assert not own.samefile(found / "best" / WEIGHTS)
+    assert path.read_text() == "best of 3"
+    assert not path.samefile(folder / "best" / WEIGHTS)
 
 
 def places_of_best(folder):
     """Return each file of the best weights, by the folder that holds it."""
-    found = [folder, *find_all(folder)]
-    return {each.name: (each / "best" / WEIGHTS).stat().st_ino for each in found}
+    holders = [folder, *find_all(folder)]
+    return {holder.name: (holder / "best" / WEIGHTS).stat().st_ino for holder in holders}
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 3])
@@ -218,8 +218,8 @@ def test_no_two_that_are_needed_share_a_file_of_the_best_weights(tmp_path, keep)
         written(tmp_path, step, best=tmp_path / "best")
         prune(tmp_path, keep, newest=step)
 
-        own, *others = places_of_best(tmp_path).values()
-        assert own not in others
+        inode, *others = places_of_best(tmp_path).values()
+        assert inode not in others
         assert len(set(others[-2:])) == len(others[-2:])
         assert len(set(others)) <= 2 * (step // 4 + 1)  # of one best, two copies are enough
 
@@ -235,9 +235,9 @@ def test_one_damaged_file_leaves_enough_to_go_on(tmp_path, victim, caplog):
 
     whole = whole_best(tmp_path)
     assert (whole / WEIGHTS).read_text() == "best"
-    found = newest_good(tmp_path)
-    assert checkpoint.step_of(found) == (3 if victim == "step-00000004" else 4)
-    restore_best(found, tmp_path / "best", 1)
+    folder = newest_good(tmp_path)
+    assert checkpoint.step_of(folder) == (3 if victim == "step-00000004" else 4)
+    restore_best(folder, tmp_path / "best", 1)
     verify(tmp_path / "best")
     said = {
         "best": "taking their copy in",
@@ -249,9 +249,9 @@ def test_one_damaged_file_leaves_enough_to_go_on(tmp_path, victim, caplog):
 
 def test_best_weights_of_which_every_copy_is_damaged_are_refused(tmp_path):
     keep_best(tmp_path / "best", 1, weights("best"))
-    found = written(tmp_path, 2, best=tmp_path / "best")
-    for folder in (tmp_path, found):
-        flip(folder / "best" / WEIGHTS)
+    folder = written(tmp_path, 2, best=tmp_path / "best")
+    for place in (tmp_path, folder):
+        flip(place / "best" / WEIGHTS)
 
     with pytest.raises(CheckpointError, match=r"best/weights.* is damaged.* no checkpoint holds"):
         whole_best(tmp_path)
@@ -297,10 +297,10 @@ def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     keep_best(tmp_path / "best", 3, weights("best of 3"))
     for step in (4, 5, 6):
-        found = written(tmp_path, step, best=tmp_path / "best")
+        folder = written(tmp_path, step, best=tmp_path / "best")
 
-    verify(found)
-    assert (found / "best" / WEIGHTS).stat().st_nlink == 1
+    verify(folder)
+    assert (folder / "best" / WEIGHTS).stat().st_nlink == 1
 
 
 def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
@@ -326,14 +326,14 @@ def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
 def test_whatever_is_damaged_is_found_and_named(tmp_path, name, harm):
     keep_best(tmp_path / "best", 3, weights())
-    found = written(tmp_path, best=tmp_path / "best")
-    verify(found)
+    folder = written(tmp_path, best=tmp_path / "best")
+    verify(folder)
 
-    harm(found / name)
+    harm(folder / name)
 
     with pytest.raises(CheckpointError, match="damaged") as refused:
-        verify(found)
-    assert str(found) in str(refused.value)
+        verify(folder)
+    assert str(folder) in str(refused.value)
     assert name.rpartition("/")[2] in str(refused.value)
 
 
@@ -385,13 +385,13 @@ def test_a_later_format_is_not_taken_for_damage(tmp_path):
 
 
 def test_a_list_that_names_files_elsewhere_opens_none_of_them(tmp_path):
-    found = written(tmp_path)
-    meta = json.loads((found / META).read_text())
+    folder = written(tmp_path)
+    meta = json.loads((folder / META).read_text())
     meta["files"]["../../../../../../dev/zero"] = {"bytes": 0, "blake2b": ""}
-    (found / META).write_text(json.dumps(meta))
+    (folder / META).write_text(json.dumps(meta))
 
     with pytest.raises(CheckpointError, match="is missing"):
-        verify(found)
+        verify(folder)
 
 
 # The list of a finished model.
@@ -478,14 +478,14 @@ def test_a_kill_at_any_moment_of_writing_leaves_the_old_one_or_the_new_one(tmp_p
 
         clear_leftovers(folder)
 
-        found = newest_good(folder)
+        newest = newest_good(folder)
         left = {path.name for path in folder.iterdir()}
-        assert left in ({"best", "step-00000004"}, {"best", "step-00000004", found.name})
-        if (found / STATE).read_bytes() != before:
-            assert read_state(found) == {"progress": "later"}
-            assert checkpoint.step_of(found) == step
+        assert left in ({"best", "step-00000004"}, {"best", "step-00000004", newest.name})
+        if (newest / STATE).read_bytes() != before:
+            assert read_state(newest) == {"progress": "later"}
+            assert checkpoint.step_of(newest) == step
         if not killed:
-            assert read_state(found) == {"progress": "later"}
+            assert read_state(newest) == {"progress": "later"}
             break
 
     assert moment > 15
@@ -522,28 +522,28 @@ def test_a_folder_that_cannot_take_the_new_ones_place_leaves_the_old_one(tmp_pat
 
 @pytest.mark.parametrize("name", [STATE, META])
 def test_a_missing_file_is_named(tmp_path, name):
-    found = written(tmp_path)
-    (found / name).unlink()
+    folder = written(tmp_path)
+    (folder / name).unlink()
 
-    with pytest.raises(CheckpointError, match=str(found)):
-        read_state(found)
+    with pytest.raises(CheckpointError, match=str(folder)):
+        read_state(folder)
 
 
 @settings(max_examples=25)
 @given(share=st.floats(0, 0.99))
 def test_a_state_that_was_cut_off_is_refused(tmp_path_factory, share):
-    found = written(tmp_path_factory.mktemp("cut"))
-    content = (found / STATE).read_bytes()
-    (found / STATE).write_bytes(content[: int(share * len(content))])
+    folder = written(tmp_path_factory.mktemp("cut"))
+    content = (folder / STATE).read_bytes()
+    (folder / STATE).write_bytes(content[: int(share * len(content))])
 
     with pytest.raises(CheckpointError, match="is damaged"):
-        read_state(found)
+        read_state(folder)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "3", '{"format": "new"}'])
 def test_a_damaged_meta_file_is_refused(tmp_path, content):
-    found = written(tmp_path)
-    (found / META).write_text(content)
+    folder = written(tmp_path)
+    (folder / META).write_text(content)
 
     with pytest.raises(CheckpointError, match="is damaged"):
-        read_state(found)
+        read_state(folder)

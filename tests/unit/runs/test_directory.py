@@ -403,12 +403,12 @@ def test_a_holder_that_has_not_yet_written_its_name_is_not_robbed(tmp_path, shar
 @pytest.mark.parametrize("shared", ["no locks"], indirect=True)
 def test_of_many_that_find_a_dead_holder_one_gets_the_lock(tmp_path, shared):
     holder_of(tmp_path / "lock").write_text(f"{locks._machine()} {2**22 + 1} 1 1")
-    found, start = [], threading.Barrier(8)
+    attempts, start = [], threading.Barrier(8)
 
     def take():
         lock = Lock(tmp_path / "lock")
         start.wait()
-        found.append((lock.take(), lock))
+        attempts.append((lock.take(), lock))
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:
@@ -416,8 +416,8 @@ def test_of_many_that_find_a_dead_holder_one_gets_the_lock(tmp_path, shared):
     for thread in threads:
         thread.join()
 
-    assert sum(taken for taken, _ in found) == 1
-    for _, lock in found:
+    assert sum(taken for taken, _ in attempts) == 1
+    for _, lock in attempts:
         lock.release()
 
 
@@ -666,10 +666,10 @@ def test_fuzz_lists_of_a_checkpoints_files(tmp_path_factory, data):
     meta = folder / "step-00000002" / "meta.json"
     meta.write_bytes(data.draw(texts(json.loads(meta.read_text()))))
     try:
-        found = newest_good(folder)
+        newest = newest_good(folder)
     except CheckpointError:
         return
-    assert found is None or found.name == "step-00000002"
+    assert newest is None or newest.name == "step-00000002"
 
 
 @fuzz(150)
@@ -693,9 +693,9 @@ def test_fuzz_small_files(tmp_path_factory, content):
 
 @pytest.fixture
 def sweep(tmp_path):
-    found = SweepDirectory(tmp_path / "sweep")
-    found.write_request(SweepRequest("finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00"))
-    return found
+    folder = SweepDirectory(tmp_path / "sweep")
+    folder.write_request(SweepRequest("finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00"))
+    return folder
 
 
 def test_what_is_written_is_read_again(sweep):
@@ -775,9 +775,9 @@ def test_a_job_that_nobody_runs_any_more_was_stopped(sweep):
     sweep.write_job(SweepJob(1, (), outcome=JobState.RUNNING))
     sweep.write_job(SweepJob(2, ()))
     with sweep.claim(0):
-        found = {job.number: job.outcome for job in sweep.jobs()}
+        outcomes = {job.number: job.outcome for job in sweep.jobs()}
 
-    assert found == {0: JobState.RUNNING, 1: JobState.STOPPED, 2: JobState.LEFT}
+    assert outcomes == {0: JobState.RUNNING, 1: JobState.STOPPED, 2: JobState.LEFT}
 
 
 def test_a_claim_lasts_as_long_as_the_process_that_inherited_it(sweep):

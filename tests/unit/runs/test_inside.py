@@ -81,8 +81,8 @@ def writes(call: ast.Call) -> bool:
         case ast.Attribute(attr="replace"):
             return len(call.args) == 1 and not call.keywords  # of a text it has two arguments
         case ast.Attribute(attr="open") | ast.Name(id="open"):
-            found = (each.value for each in ast.walk(call) if isinstance(each, ast.Constant))
-            return any(isinstance(mode, str) and mode.rstrip("b+") in "wax" for mode in found)
+            constants = (node.value for node in ast.walk(call) if isinstance(node, ast.Constant))
+            return any(isinstance(mode, str) and mode.rstrip("b+") in "wax" for mode in constants)
         case ast.Attribute(attr=name):
             return name in METHODS
         case ast.Name(id=name):
@@ -91,14 +91,14 @@ def writes(call: ast.Call) -> bool:
 
 
 def test_every_writer_goes_through_one_place_or_says_why_not():
-    found = {
+    writers = {
         name_of(path)
         for path in MODULES
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and writes(node)
     }
 
-    assert found == WRITERS.keys()
+    assert writers == WRITERS.keys()
 
 
 @pytest.fixture

@@ -29,12 +29,12 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
         )
     )
 )  # fmt: skip
-def test_what_is_written_is_read_back(tmp_path_factory, found):
+def test_what_is_written_is_read_back(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("run") / "items.jsonl"
 
-    write_items(path, found)
+    write_items(path, written)
 
-    assert list(read_items(path, "test")) == found
+    assert list(read_items(path, "test")) == written
 
 
 def test_a_score_says_how_right_an_item_is_where_there_is_one():
@@ -98,8 +98,8 @@ SCORED = [("c", 0, 0, 0, 1), ("b", 1 / 2, 3 / 4, 3 / 5, 4), ("a", 6 / 7, 3 / 4, 
 LABELS = ("a", "b", "c", "never")
 
 
-def of(name, table, labels=LABELS, **found):
-    return Results(labels=labels, tables={"test": {name: table}}, measures={"test": found})
+def of(name, table, labels=LABELS, **scores):
+    return Results(labels=labels, tables={"test": {name: table}}, measures={"test": scores})
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def of(name, table, labels=LABELS, **found):
     ],
 )
 def test_each_label_that_occurs_is_scored_the_worst_first(name, table):
-    found = class_scores([of(name, table)], "test")
+    scores = class_scores([of(name, table)], "test")
 
-    assert [score[0] for score in found] == ["c", "b", "a"]
-    assert [number for score in found for number in score[1:]] == pytest.approx(
+    assert [score[0] for score in scores] == ["c", "b", "a"]
+    assert [number for score in scores for number in score[1:]] == pytest.approx(
         [number for score in SCORED for number in score[1:]]
     )
 
@@ -122,9 +122,9 @@ def test_each_label_that_occurs_is_scored_the_worst_first(name, table):
 def test_scores_of_several_runs_are_means():
     other = of("confusion", [[8, 0, 0, 0], [4, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
 
-    found = {score.label: score for score in class_scores([of("confusion", TABLE), other], "test")}
+    scores = {score.label: score for score in class_scores([of("confusion", TABLE), other], "test")}
 
-    assert found["a"][1:] == pytest.approx(((6 / 7 + 8 / 13) / 2, 7 / 8, (0.8 + 16 / 21) / 2, 8))
+    assert scores["a"][1:] == pytest.approx(((6 / 7 + 8 / 13) / 2, 7 / 8, (0.8 + 16 / 21) / 2, 8))
 
 
 def test_entities_are_scored_by_type_and_tags_without_them_one_by_one():
@@ -133,10 +133,10 @@ def test_entities_are_scored_by_type_and_tags_without_them_one_by_one():
     table = [[0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2]]
     scored, plain = measures([given], [said]), measures([given], [said], entities=False)
 
-    found = class_scores([of("confusion", table, labels, **scored)], "test")
+    entities = class_scores([of("confusion", table, labels, **scored)], "test")
     tags = class_scores([of("confusion", table, labels, **plain)], "test")
 
-    assert found == [("LOC", 0, 0, 0, 1), ("PER", 0.5, 1, pytest.approx(2 / 3), 1)]
+    assert entities == [("LOC", 0, 0, 0, 1), ("PER", 0.5, 1, pytest.approx(2 / 3), 1)]
     assert [score.label for score in tags] == ["B-LOC", "I-LOC", "B-PER", "O"]
     assert scored["macro_f1"] == pytest.approx((0 + 2 / 3) / 2)
     assert plain["macro_f1"] == pytest.approx((0 + 0 + 2 / 3 + 4 / 5) / 4)
@@ -202,7 +202,7 @@ def test_what_is_not_known_has_no_key():
 
 @pytest.mark.parametrize("wrong", [None, 3, "x", [], {}, [[]], {"test": 3}, {"trainable": "x"}])
 def test_a_value_of_the_wrong_kind_counts_as_missing(wrong):
-    damaged = Results.from_json({each.name: wrong for each in fields(Results)} | {"metrics": []})
+    damaged = Results.from_json({field.name: wrong for field in fields(Results)} | {"metrics": []})
 
     assert damaged.by_name == {}
     assert (damaged.parameters, damaged.seen, damaged.cost) == (Parameters(), Seen(), Cost())

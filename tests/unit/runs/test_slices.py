@@ -59,5 +59,5 @@ def test_the_items_of_other_examples_are_refused(items):
 def test_no_examples_are_no_error():
     cell = {"column": "source", "value": "web"}
     for said in ({"length": (0, 3)}, {"regex": "a"}, {"word": "a"}, cell):
-        found = Slice(**said).members("test", [], lambda name: [])
-        assert (found.shape, found.dtype) == ((0,), np.bool_)
+        mask = Slice(**said).members("test", [], lambda name: [])
+        assert (mask.shape, mask.dtype) == ((0,), np.bool_)

@@ -20,9 +20,9 @@ def page(folder):
         data_provider=data_provider.MultiplexerDataProvider(runs, str(folder))
     )
     context, request = backend_context.Context(shown), RequestContext()
-    found = context.hparams_metadata(request, "")
+    metadata = context.hparams_metadata(request, "")
     experiment = context.experiment_from_metadata(
-        request, "", True, found, context.hparams_from_data_provider(request, "", None)
+        request, "", True, metadata, context.hparams_from_data_provider(request, "", None)
     )
     asked = api_pb2.ListSessionGroupsRequest(
         start_index=0, slice_size=100, allowed_statuses=[api_pb2.STATUS_SUCCESS],
@@ -33,7 +33,7 @@ def page(folder):
 
 
 def values(group):
-    return {each.name.tag: each.value for each in group.metric_values}
+    return {metric.name.tag: metric.value for metric in group.metric_values}
 
 
 def write(folder, hparams, measures, step=7):

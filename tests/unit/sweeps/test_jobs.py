@@ -152,15 +152,15 @@ def test_a_sweep_writes_down_what_it_is_and_what_became_of_it(tmp_path):
     )
 
     sweep = SweepDirectory(tmp_path / "mine")
-    asked, found = sweep.read_request(), sweep.jobs()
+    asked, jobs = sweep.read_request(), sweep.jobs()
     assert (asked.command, asked.words) == (
         "pretrain",
         ("seed=1,2", "loop.batch=3", "sweep.isolate=false"),
     )
-    assert [job.overrides for job in found] == [("seed=1",), ("seed=2",)]
-    assert [job.outcome for job in found] == [JobState.DONE, JobState.FAILED]
-    assert found[1].reason == "job 1 is bad"
-    assert found[0].seconds is not None
+    assert [job.overrides for job in jobs] == [("seed=1",), ("seed=2",)]
+    assert [job.outcome for job in jobs] == [JobState.DONE, JobState.FAILED]
+    assert jobs[1].reason == "job 1 is bad"
+    assert jobs[0].seconds is not None
 
 
 def test_only_what_is_missing_runs_again(tmp_path):
@@ -347,10 +347,10 @@ def test_what_is_typed_wins_over_a_preset():
 def test_schemes_are_compared_each_at_its_own_rate_unless_one_is_typed():
     words = ["sweep=schemes", "adaptation=full,lora,gradual_unfreezing"]
 
-    own, _, _ = run(words, "finetune")
+    configs, _, _ = run(words, "finetune")
     fixed, _, _ = run([*words, "optimizer.lr=1e-3"], "finetune")
 
-    assert len({config.optimizer.lr for config in own}) == 3
+    assert len({config.optimizer.lr for config in configs}) == 3
     assert [config.optimizer.lr for config in fixed] == [1e-3] * 3
 
 
@@ -381,19 +381,19 @@ def settings(**values):
 
 
 def test_the_defaults_are_fine():
-    found = settings()
+    config = settings()
 
-    assert found == SweepConfig()
+    assert config == SweepConfig()
 
 
 @pytest.mark.parametrize(
-    ("workers", "devices", "each"), [("auto", 1, 8), ("3", 1, 2), ("2", 2, 2), ("9", 1, 1)]
+    ("workers", "devices", "threads"), [("auto", 1, 8), ("3", 1, 2), ("2", 2, 2), ("9", 1, 1)]
 )
-def test_jobs_share_the_cores(monkeypatch, workers, devices, each):
+def test_jobs_share_the_cores(monkeypatch, workers, devices, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("transfer_cli.sweeps.local.cores", lambda: 8)
 
-    assert Shares(settings(workers=workers), devices, gpus=[]).threads == each
+    assert Shares(settings(workers=workers), devices, gpus=[]).threads == threads
 
 
 def test_typed_threads_are_those_of_every_job(monkeypatch):

@@ -33,12 +33,12 @@ def test_the_driver_says_which_gpus_there_are():
 
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
-    ("given", "found"), [("2,0", ["2", "0"]), ("GPU-5ab", ["GPU-5ab"]), ("", []), ("-1", [])]
+    ("given", "gpus"), [("2,0", ["2", "0"]), ("GPU-5ab", ["GPU-5ab"]), ("", []), ("-1", [])]
 )
-def test_gpus_that_were_chosen_are_dealt_out_alone(monkeypatch, given, found):
+def test_gpus_that_were_chosen_are_dealt_out_alone(monkeypatch, given, gpus):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
 
-    assert visible_gpus() == found
+    assert visible_gpus() == gpus
 
 
 def test_a_driver_that_fails_means_no_gpu(monkeypatch):
@@ -49,11 +49,11 @@ def test_a_driver_that_fails_means_no_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("slot", "each", "mine"),
+    ("slot", "gpus_each", "mine"),
     [(0, 1, "a"), (1, 1, "b"), (2, 1, "c"), (3, 1, "a"), (0, 2, "a,b"), (1, 2, "c,a")],
 )
-def test_each_worker_has_gpus_of_its_own_as_far_as_there_are_any(slot, each, mine):
-    assert environment_of(slot, 4, ["a", "b", "c"], each)["CUDA_VISIBLE_DEVICES"] == mine
+def test_each_worker_has_gpus_of_its_own_as_far_as_there_are_any(slot, gpus_each, mine):
+    assert environment_of(slot, 4, ["a", "b", "c"], gpus_each)["CUDA_VISIBLE_DEVICES"] == mine
 
 
 def test_an_exit_code_says_what_became_of_a_job():
@@ -110,7 +110,7 @@ def test_what_jobs_warn_of_is_said_once_and_their_output_kept(tmp_path, monkeypa
 
     side.run([SweepJob(n, (f"seed={n}",), (f"seed={n}",)) for n in range(3)])
 
-    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
         "job 0: warmup: too long", "job 0: data: 0 rows left out", "job 1: data: 1 rows left out",
         "job 2: data: 2 rows left out",
@@ -168,7 +168,7 @@ def test_a_job_that_starts_while_its_sweep_is_told_to_stop_is_told(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("devices", "device", "gpus", "found"),
+    ("devices", "device", "gpus", "expected"),
     [
         ("auto", "auto", "0,1,2", 3),
         ("auto", "cuda", "0,1", 2),
@@ -178,7 +178,7 @@ def test_a_job_that_starts_while_its_sweep_is_told_to_stop_is_told(tmp_path, mon
         (4, "auto", "0,1", 4),
     ],
 )
-def test_auto_is_a_process_for_each_visible_gpu(monkeypatch, devices, device, gpus, found):
+def test_auto_is_a_process_for_each_visible_gpu(monkeypatch, devices, device, gpus, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
 
-    assert processes_of(devices, device) == found
+    assert processes_of(devices, device) == expected

@@ -108,9 +108,10 @@ def folder_of(tmp_path_factory):
 def written(folder, turns, length=10_000, **options):
     """Return conversations, encoded by the template of a folder, with its tokenizer."""
     tokenizer = read_tokenizer(folder)
-    found = chat_template_in(folder)
-    task = ChatTask(**options).written_by(lambda: with_end(found, tokenizer))
-    return task.encode([ChatExample(each) for each in turns], tokenizer, length, "causal"), task
+    template = chat_template_in(folder)
+    task = ChatTask(**options).written_by(lambda: with_end(template, tokenizer))
+    examples = [ChatExample(messages) for messages in turns]
+    return task.encode(examples, tokenizer, length, "causal"), task
 
 
 def learnt(data, row=0):
@@ -147,7 +148,7 @@ def test_tokens_are_those_of_transformers_and_answers_with_their_ends_are_learnt
     expected = [f"{turn['content']}{task.end}" for turn in turns if turn["role"] == "assistant"]
     gap = " " if family == "llama2" else ""
     assert [part.strip() for part in learnt(data)] == [
-        each.replace(task.end, gap + task.end) for each in expected
+        answer.replace(task.end, gap + task.end) for answer in expected
     ]
     assert learnt(data, 1) == []
 
@@ -163,7 +164,7 @@ def test_what_a_template_marks_is_what_transformers_masks(folder_of):
     batch = written(folder, [TURNS])[0].batch(np.array([0]))
 
     is_learnt = [False, *(batch["next_tokens"][0] != IGNORE).tolist()[:-1]]
-    assert is_learnt == [bool(each) for each in theirs["assistant_masks"]]
+    assert is_learnt == [bool(mark) for mark in theirs["assistant_masks"]]
 
 
 def test_a_long_conversation_ends_with_an_earlier_answer_and_the_first_one_is_cut(folder_of):
@@ -250,9 +251,9 @@ def test_conversations_are_recognised_by_their_columns(form, tmp_path, caplog):
     caplog.set_level("INFO")
     row, expected = READ[form]
 
-    (found,) = loaded(tmp_path / "rows.jsonl", [row])
+    (example,) = loaded(tmp_path / "rows.jsonl", [row])
 
-    assert [(turn["role"], turn["content"]) for turn in found.messages] == expected
+    assert [(turn["role"], turn["content"]) for turn in example.messages] == expected
     assert "text from " in caplog.text
 
 

@@ -98,9 +98,9 @@ def test_a_folder_of_race_is_read_in_the_order_of_its_names(tmp_path):
     for name in ("2.txt", "10.txt"):
         lines(tmp_path / "high" / name, {**RACE, "article": name})
 
-    found = read_examples(tmp_path, "auto")
+    examples = read_examples(tmp_path, "auto")
 
-    assert [each.context for each in found] == ["10.txt", "10.txt", "2.txt", "2.txt"]
+    assert [example.context for example in examples] == ["10.txt", "10.txt", "2.txt", "2.txt"]
 
 
 def test_what_follows_the_context_is_the_question_and_a_choice():
@@ -176,10 +176,10 @@ LONG = ChoiceExample("the old bridge is over a river", ["red", "the new blue"], 
 def test_the_context_is_cut_first(length, contexts, endings, tokenizer):
     batch = TASK.encode([LONG], tokenizer, length, "bidirectional").batch(np.array([0]))
 
-    found = [tokenizer.decode(row[mask].tolist())
+    texts = [tokenizer.decode(row[mask].tolist())
              for row, mask in zip(batch["tokens"][0], batch["mask"][0], strict=True)]  # fmt: skip
     layout = "[CLS] {} [SEP] {} [SEP]"
-    assert [text.split() for text in found] == [
+    assert [text.split() for text in texts] == [
         layout.format(*pair).split() for pair in zip(contexts, endings, strict=True)
     ]
 
@@ -214,10 +214,10 @@ def test_an_answer_is_a_choice_with_the_shares_of_all():
 def test_several_runs_answer_with_their_mean_and_never_with_a_class():
     one, two = ({"choices": ["a", "b"], "probabilities": p} for p in ([0.9, 0.1], [0.2, 0.8]))
 
-    found = TASK.combine([(TASK, one), (TASK, two)])
+    answer = TASK.combine([(TASK, one), (TASK, two)])
 
-    assert found["probabilities"] == pytest.approx([0.55, 0.45])
-    assert found["choices"] == ["a", "b"]
+    assert answer["probabilities"] == pytest.approx([0.55, 0.45])
+    assert answer["choices"] == ["a", "b"]
     with pytest.raises(CheckpointError, match="two is a run of classification, and one one of cho"):
         TASK.check_combines(ClassificationTask(("a", "b")), "one", "two")
 
@@ -242,20 +242,21 @@ def test_questions_of_any_row_format_can_be_asked_without_an_answer():
 def test_the_sample_gives_nothing_away():
     data = EmbeddedSample("choices").load(None, 0)
 
-    assert {name: len(found) for name, found in data.splits.items()} == {
+    assert {name: len(split) for name, split in data.splits.items()} == {
         "train": 144, "validation": 96, "test": 288,
     }  # fmt: skip
-    known = {each.context for each in data.splits["train"]}
+    known = {example.context for example in data.splits["train"]}
     for name, examples in data.splits.items():
-        counts = np.array([len(each.choices) for each in examples])
+        counts = np.array([len(example.choices) for example in examples])
         assert set(counts) == {2, 3, 4, 5}
-        first = np.mean([each.label == 0 for each in examples])
+        first = np.mean([example.label == 0 for example in examples])
         assert first == pytest.approx(np.mean(1 / counts), abs=0.12)
-        assert name == "train" or not known & {each.context for each in examples}
+        assert name == "train" or not known & {example.context for example in examples}
     again = [
-        replace(each, label=None) for each in EmbeddedSample("choices").load(None, 1).splits["test"]
+        replace(example, label=None)
+        for example in EmbeddedSample("choices").load(None, 1).splits["test"]
     ]
-    assert again == [replace(each, label=None) for each in data.splits["test"]]
+    assert again == [replace(example, label=None) for example in data.splits["test"]]
     assert sample.choices(1) != sample.choices(0)
 
 
@@ -295,9 +296,9 @@ def with_choices(example, *choices):
 def test_permuted_choices_have_permuted_logits(asked):
     _, _, logits = asked
 
-    own, permuted = logits(FOUR), logits(with_choices(FOUR, 3, 1, 0, 2))
+    original, permuted = logits(FOUR), logits(with_choices(FOUR, 3, 1, 0, 2))
 
-    torch.testing.assert_close(permuted, own[:, [3, 1, 0, 2]], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(permuted, original[:, [3, 1, 0, 2]], rtol=1e-6, atol=1e-6)
 
 
 def test_a_choice_that_is_there_twice_splits_its_probability(asked):
@@ -319,7 +320,9 @@ def test_examples_of_two_and_four_choices_are_judged_as_each_alone(asked):
     torch.testing.assert_close(together[:1, :2], logits(TWO), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(together[1:], logits(FOUR), rtol=1e-5, atol=1e-5)
     whole = objective.loss_sums(model, *batched(model, TWO, FOUR))["loss"]
-    parts = [objective.loss_sums(model, *batched(model, each))["loss"] for each in (TWO, FOUR)]
+    parts = [
+        objective.loss_sums(model, *batched(model, example))["loss"] for example in (TWO, FOUR)
+    ]
     torch.testing.assert_close(whole, sum(parts), rtol=1e-5, atol=1e-5)
 
 

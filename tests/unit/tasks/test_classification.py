@@ -58,11 +58,11 @@ def test_several_runs_answer_by_their_mean_whatever_the_order_of_their_labels():
     other = ClassificationTask(("maybe", "no", "yes"))
     TASK.check_combines(other, "one", "two")
 
-    found = TASK.combine(
+    answer = TASK.combine(
         [(TASK, {"probabilities": [1.0, 0.0, 0.0]}), (other, {"probabilities": [0.5, 0.25, 0.25]})]
     )
 
-    assert found == {"probabilities": [0.625, 0.125, 0.25]}
+    assert answer == {"probabilities": [0.625, 0.125, 0.25]}
 
 
 def test_runs_with_other_labels_or_another_task_are_refused():
@@ -87,9 +87,9 @@ class Windows:
 def test_rows_are_put_together_by_example_in_order():
     rows = {row: {"said": row} for row in (5, 1, 0, 3, 4)}
 
-    found = by_example(Windows(), rows)
+    groups = by_example(Windows(), rows)
 
-    assert {example: list(own) for example, own in found.items()} == {0: [0, 1], 2: [3, 4, 5]}
+    assert {example: list(group) for example, group in groups.items()} == {0: [0, 1], 2: [3, 4, 5]}
 
 
 def test_some_examples_are_scored_with_all_their_windows():
@@ -152,13 +152,13 @@ NOISE = ("the", "a", "of", "in", "one", "two", "new", "old", "big", "small")
 def texts(count, word_of_label, seed=0):
     """Return texts of random words, with a word for their label somewhere among them."""
     drawn = random.Random(seed)
-    found = []
+    examples = []
     for number in range(count):
         label = number % len(word_of_label)
-        own = [*drawn.choices(NOISE, k=6), word_of_label[label]]
-        drawn.shuffle(own)
-        found.append(Example(" ".join(own), label))
-    return found
+        words = [*drawn.choices(NOISE, k=6), word_of_label[label]]
+        drawn.shuffle(words)
+        examples.append(Example(" ".join(words), label))
+    return examples
 
 
 def test_where_a_word_tells_the_label_all_are_right():
@@ -278,15 +278,16 @@ def test_each_data_set_is_read(glue, task, tmp_path):
     more = {"mismatched"} if task == "mnli" else set()
     assert set(data.splits) == {"train", "validation"} | more
     labels = {*TASKS[task].labels}
-    assert {data.labels[each.label] for each in data.splits["train"]} == labels if labels else True
-    pairs = {each.pair is not None for each in data.splits["train"]}
+    train = data.splits["train"]
+    assert {data.labels[example.label] for example in train} == labels if labels else True
+    pairs = {example.pair is not None for example in train}
     assert pairs == {task not in ("cola", "sst2")}
 
 
 def test_a_quotation_mark_is_a_character(glue, tmp_path):
-    found = glue("qqp").load(tmp_path, 0).splits["train"]
+    examples = glue("qqp").load(tmp_path, 0).splits["train"]
 
-    assert [each.text for each in found] == ['What is "x ?', "How ?"]
+    assert [example.text for example in examples] == ['What is "x ?', "How ?"]
 
 
 def test_what_is_left_out_is_counted(glue, tmp_path, caplog):
@@ -303,7 +304,7 @@ def test_stsb_is_a_task_of_numbers(glue, tmp_path):
     assert data.task == RegressionTask.node(
         truncate="longest_first", mean=3.75, scale=1.25, quartiles=[3.125, 3.75, 4.375]
     )
-    assert [each.value for each in data.splits["train"]] == [2.5, 5.0]
+    assert [example.value for example in data.splits["train"]] == [2.5, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -339,9 +340,9 @@ def test_a_folder_without_the_files_and_a_task_that_is_none_are_refused(tmp_path
 def test_matthews_is_the_correlation_of_labels_and_answers(table, expected):
     table = torch.tensor(table, dtype=torch.float64)
 
-    found = matthews(table.diagonal(), table.sum(1), table.sum(0))
+    correlation = matthews(table.diagonal(), table.sum(1), table.sum(0))
 
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert correlation == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -354,11 +355,11 @@ def test_runs_are_judged_by_what_the_benchmark_takes(judged_by, first, value):
     objective.setup(TaskInfo(None, task.labels, task=task))
     totals = {"confusion": torch.tensor([[40, 10], [5, 45]]), "loss": torch.tensor(50.0)}
 
-    found = objective.compute_metrics(totals, {"loss": 100}, TextStats())
+    measures = objective.compute_metrics(totals, {"loss": 100}, TextStats())
 
     assert objective.declared_metrics()[0].name == first
-    assert [each.name for each in objective.declared_metrics() if each.headline] == [first]
-    assert found[first] == pytest.approx(value, abs=1e-6)
+    assert [metric.name for metric in objective.declared_metrics() if metric.headline] == [first]
+    assert measures[first] == pytest.approx(value, abs=1e-6)
 
 
 TESTS = {
@@ -386,8 +387,10 @@ TESTS = {
 
 @pytest.mark.parametrize("task", TESTS)
 def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(task, tmp_path):
-    test, name, header, row = TESTS[task]
-    (tmp_path / test).write_text(f"{header}\n{row}\n{row.replace('0', '1', 1)}\n", encoding="utf-8")
+    test, name, header, line = TESTS[task]
+    (tmp_path / test).write_text(
+        f"{header}\n{line}\n{line.replace('0', '1', 1)}\n", encoding="utf-8"
+    )
     submission = Glue(task=task, folder="").submission()
     labels = TASKS[task].labels
     record = ClassificationTask(labels) if labels else RegressionTask()
@@ -401,20 +404,20 @@ def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(tas
     with open_table(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
         rows = list(rows_of(table, columns, pytest.fail))
     answers = Submitted(out, columns)
-    answers.write_window([answers.placed(each) for each in rows], said)
+    answers.write_window([answers.placed(row) for row in rows], said)
 
     expected = [labels[-1]] * 2 if labels else ["5.000", "2.460"]
     assert submission.name_of(f"GLUE/{test}") == name
     assert out.getvalue() == f"index\tprediction\n0\t{expected[0]}\n1\t{expected[1]}\n"
     records = out.getvalue().splitlines(keepends=True)[1:]
     assert all(map(answers.is_for, rows, records))
-    assert [len(record.texts(each.example)) for each in rows] == [len(submission.texts)] * 2
+    assert [len(record.texts(row.example)) for row in rows] == [len(submission.texts)] * 2
 
 
 def test_the_answers_to_three_test_sets_of_mnli_are_told_apart_by_name():
     submission = Glue(task="mnli", folder="").submission()
 
     tests = ("test_matched.tsv", "test_mismatched.tsv", "diagnostic.tsv")
-    assert [submission.name_of(each) for each in tests] == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
+    assert [submission.name_of(test) for test in tests] == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
     with pytest.raises(ConfigError, match=r"'test\.tsv' is called neither 'mismatched', 'matched'"):
         submission.name_of("test.tsv")

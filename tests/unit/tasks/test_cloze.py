@@ -33,11 +33,11 @@ NAMES = {"LOC": "river", "HUM": "person"}
 
 
 def cloze_task(pattern, *, lines=False, before_text=None, truncate="longest_first", words=NAMES):
-    found = Cloze(pattern, words).task_of(
+    task = Cloze(pattern, words).task_of(
         replace(TASK, truncate=truncate), words={}, lines=lines, before_text=before_text
     )
-    assert isinstance(found, ClozeTask)
-    return found
+    assert isinstance(task, ClozeTask)
+    return task
 
 
 def row_of(task, example, direction, tokenizer=PIECES, length=60):
@@ -240,12 +240,12 @@ def test_a_logit_is_the_mean_of_those_of_the_words_at_the_gap(direction):
     logits_BC = objective.outputs(model, batch, Encoding(model, batch))
 
     river, place, person = (PIECES.encode(word)[0] for word in ("river", "place", "person"))
-    for tokens, mask, own in zip(batch["tokens"], batch["mask"], logits_BC, strict=True):
+    for tokens, mask, logits_C in zip(batch["tokens"], batch["mask"], logits_BC, strict=True):
         row = tokens[mask].tolist()
         gap = len(row) - 1 if direction == "causal" else row.index(PIECES.mask)
         logits_V = vocabulary_logits(model, row, gap)
         wanted = torch.stack([(logits_V[river] + logits_V[place]) / 2, logits_V[person]])
-        torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits_C, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_the_loss_is_that_of_a_softmax_over_the_words_alone():

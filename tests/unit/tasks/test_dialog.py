@@ -113,9 +113,9 @@ def test_as_much_of_the_history_is_read_as_is_asked_for(tokenizer):
     ],
 )
 def test_the_oldest_utterances_go_first_then_the_end_of_the_persona(length, kept, tokenizer):
-    found = encoded(SLIDE, tokenizer, length)
+    candidates = encoded(SLIDE, tokenizer, length)
 
-    texts = [text for text, *_ in found]
+    texts = [text for text, *_ in candidates]
     between = f" {kept} " if kept else " "
     assert texts[1] == f"[SEP]{between}<speaker1> great ! [CLS]"
     assert texts[0] == f"[SEP]{between}<speaker1> a b c [CLS]"
@@ -132,9 +132,9 @@ def test_counts_of_words_are_those_of_the_replies_whatever_the_candidates(tokeni
 
 
 def test_marks_may_be_any_texts_but_not_the_same(tokenizer):
-    found = encoded(SLIDE, tokenizer, speakers=("i am", "you"))[1][0]
+    text = encoded(SLIDE, tokenizer, speakers=("i am", "you"))[1][0]
 
-    assert "NYC i am how are you ? you pretty fine i am great ! [CLS]" in found
+    assert "NYC i am how are you ? you pretty fine i am great ! [CLS]" in text
     with pytest.raises(ConfigError, match="does not tell 'x' from 'y'"):
         encoded(SLIDE, tokenizer, speakers=("x", "y"))
 
@@ -163,15 +163,15 @@ def test_the_released_file_has_both_splits_and_the_last_candidate_is_right(perso
     data = Dialogs(train=str(persona_chat)).load(tmp_path, 0)
 
     train, held_out = data.splits["train"], data.splits["validation"]
-    assert [each.history for each in train] == [["hi a"], ["hi a"] * 3, ["hi b"], ["hi b"] * 3]
-    assert [each.choices[each.label] for each in train] == ["0", "1", "0", "1"]
+    assert [turn.history for turn in train] == [["hi a"], ["hi a"] * 3, ["hi b"], ["hi b"] * 3]
+    assert [turn.choices[turn.label] for turn in train] == ["0", "1", "0", "1"]
     assert held_out == (DialogExample(["i am c ."], ["hi c"], ["no", "yes", "0"], 2),)
 
 
 def test_training_turns_have_as_many_candidates_as_asked_and_never_the_right_one_twice(tmp_path):
-    turn = {"history": ["a"], "candidates": ["yes", "no", "yes", "why", "yes"]}
+    row = {"history": ["a"], "candidates": ["yes", "no", "yes", "why", "yes"]}
     path = tmp_path / "turns.jsonl"
-    path.write_text("".join(f"{json.dumps({**turn, 'persona': [str(n)]})}\n" for n in range(40)))
+    path.write_text("".join(f"{json.dumps({**row, 'persona': [str(n)]})}\n" for n in range(40)))
 
     def load(seed, count=2):
         splits = Dialogs(train=str(path), candidates=count).load(tmp_path, seed).splits
@@ -179,25 +179,25 @@ def test_training_turns_have_as_many_candidates_as_asked_and_never_the_right_one
 
     train, held_out = load(0)
 
-    assert {(len(each.choices), each.choices[each.label]) for each in train} == {(2, "yes")}
-    assert {each.choices[0] for each in train} == {"no", "why"}
-    assert all(each.choices == turn["candidates"] for each in held_out)
+    assert {(len(turn.choices), turn.choices[turn.label]) for turn in train} == {(2, "yes")}
+    assert {turn.choices[0] for turn in train} == {"no", "why"}
+    assert all(turn.choices == row["candidates"] for turn in held_out)
     assert train == load(0)[0] != load(1)[0]
-    assert {len(each.choices) for each in load(0, None)[0]} == {5}
+    assert {len(turn.choices) for turn in load(0, None)[0]} == {5}
 
 
 def test_a_dialog_is_held_out_with_all_its_turns(tmp_path):
     path = tmp_path / "turns.jsonl"
-    turns = [
-        {"persona": [str(n)], "history": ["a"] * (2 * turn + 1), "candidates": ["x", "y"]}
+    rows = [
+        {"persona": [str(n)], "history": ["a"] * (2 * at + 1), "candidates": ["x", "y"]}
         for n in range(20)
-        for turn in range(3)
+        for at in range(3)
     ]
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in turns))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     splits = Dialogs(train=str(path)).load(tmp_path, 0).splits
 
-    train, held_out = ({each.persona[0] for each in splits[n]} for n in ("train", "validation"))
+    train, held_out = ({turn.persona[0] for turn in splits[n]} for n in ("train", "validation"))
     assert (len(train), len(held_out)) == (18, 2)
     assert not train & held_out
 
@@ -240,13 +240,13 @@ def test_one_candidate_can_be_asked_about():
 def test_the_sample_gives_nothing_away():
     data = EmbeddedSample("dialog").load(None, 0)
 
-    assert {name: len(found) for name, found in data.splits.items()} == {
+    assert {name: len(split) for name, split in data.splits.items()} == {
         "train": 144, "validation": 96, "test": 288,
     }  # fmt: skip
     for examples in data.splits.values():
-        assert {len(each.choices) for each in examples} == {6}
-    known = {each.history[-1] for each in data.splits["train"]}
-    assert not known & {each.history[-1] for each in data.splits["test"]}
+        assert {len(turn.choices) for turn in examples} == {6}
+    known = {turn.history[-1] for turn in data.splits["train"]}
+    assert not known & {turn.history[-1] for turn in data.splits["test"]}
 
 
 LOSS_WORDS = "the old bridge is red blue over a river and new"
@@ -278,7 +278,7 @@ def test_words_count_in_the_right_candidate_alone(asked):
 
     reached = gradient.flatten(1).any(1).view(2, 3)
     assert reached.tolist() == [[False, False, True], [True, False, False]]
-    expected = sum(len(TOKENIZER.encode(each.choices[each.label])) + 1 for each in TURNS)
+    expected = sum(len(TOKENIZER.encode(turn.choices[turn.label])) + 1 for turn in TURNS)
     assert objective.counts(batch) == {"loss": 2, "words": expected}
 
 
@@ -309,10 +309,10 @@ def test_equal_candidates_are_hit_by_chance_exactly(asked):
 
     with torch.no_grad():
         sums = objective.metric_sums(model, batch, encoded)
-    found = objective.compute_metrics(sums, objective.counts(batch), None)
+    measures = objective.compute_metrics(sums, objective.counts(batch), None)
 
-    assert found["hits_at_1"] == pytest.approx((1 / 3 + 1 / 2) / 2)
-    assert found["chance"] == pytest.approx(found["hits_at_1"])
+    assert measures["hits_at_1"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert measures["chance"] == pytest.approx(measures["hits_at_1"])
 
 
 def test_what_is_said_follows_from_the_context_alone(asked):
@@ -320,11 +320,11 @@ def test_what_is_said_follows_from_the_context_alone(asked):
     tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
     begin = torch.tensor([5, 3])
 
-    found = replies(model, tokens, segment, begin, most=6, pick=lambda logits: logits.argmax(1))
+    answers = replies(model, tokens, segment, begin, most=6, pick=lambda logits: logits.argmax(1))
 
     for row in range(2):
         so_far, speakers = tokens[row, : begin[row]], segment[row, : begin[row]]
-        for said in found[row]:
+        for said in answers[row]:
             mask = torch.ones(1, len(so_far), dtype=torch.bool)
             with torch.no_grad():
                 top = model.readout(model.backbone(so_far[None], mask, speakers[None]))[0, -1:]
@@ -338,9 +338,9 @@ def test_a_reply_ends_with_the_positions_of_the_model(asked):
     _, model, batch, _ = asked
     tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
 
-    found = replies(
+    answers = replies(
         model, tokens, segment, torch.tensor([tokens.shape[1]] * 2), most=60,
         pick=lambda logits: logits.argmax(1),
     )  # fmt: skip
 
-    assert found.shape == (2, 60)
+    assert answers.shape == (2, 60)

@@ -197,9 +197,9 @@ def test_the_rest_has_no_example_that_equals_one_with_a_label(source, kind):
 
 def test_the_texts_of_a_task_are_parted_as_the_task_is(source):
     read = TaskText(task=source("texts")).splits(Path(), 2)
-    own = source("texts").load(Path(), 2).splits
+    splits = source("texts").load(Path(), 2).splits
 
-    assert list(read["validation"].lines()) == [e.text for e in own["validation"]]
+    assert list(read["validation"].lines()) == [e.text for e in splits["validation"]]
 
 
 def test_two_seeds_draw_other_groups(source):

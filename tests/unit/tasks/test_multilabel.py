@@ -41,9 +41,9 @@ FITTED = MultilabelTask(("a", "b", "c"), fitted={"thresholds": [0.9, 0.5, 0.1]})
 def test_the_score_of_an_example_is_the_f1_of_its_labels(given, said, predicted, score):
     encoded = type("Encoded", (), {"examples": [LabelsExample("text", given)]})()
 
-    found = TASK.result(encoded, 0, {0: {"predicted": said, "probability": 0.5}})
+    result = TASK.result(encoded, 0, {0: {"predicted": said, "probability": 0.5}})
 
-    assert (found.predicted, found.score) == (predicted, pytest.approx(score))
+    assert (result.predicted, result.score) == (predicted, pytest.approx(score))
 
 
 def test_fitted_thresholds_decide():
@@ -56,11 +56,11 @@ def test_runs_answer_with_the_means_of_their_probabilities_and_thresholds():
     answers = [(FITTED, {"probabilities": [0.8, 0.9, 0.1]}),
                (turned, {"probabilities": [0.7, 0.0, 0.9]})]  # fmt: skip
 
-    found = FITTED.combine(answers)
+    answer = FITTED.combine(answers)
 
-    assert found["probabilities"] == pytest.approx([0.85, 0.45, 0.4])
-    assert found["thresholds"] == pytest.approx([0.7, 0.5, 0.3])
-    assert FITTED.written(found)["labels"] == ["a", "c"]
+    assert answer["probabilities"] == pytest.approx([0.85, 0.45, 0.4])
+    assert answer["thresholds"] == pytest.approx([0.7, 0.5, 0.3])
+    assert FITTED.written(answer)["labels"] == ["a", "c"]
     FITTED.check_combines(turned, "one", "two")
 
 
@@ -88,9 +88,9 @@ def test_answers_of_other_labels_are_not_combined(other, said):
     ],
 )
 def test_a_threshold_has_the_highest_f1(shares, given, threshold):
-    found = best_threshold(np.array(shares), np.array(given, dtype=bool))
+    best = best_threshold(np.array(shares), np.array(given, dtype=bool))
 
-    assert found == pytest.approx(threshold)
+    assert best == pytest.approx(threshold)
 
 
 def test_no_threshold_is_better_than_the_one_that_is_fitted():
@@ -105,14 +105,14 @@ def test_no_threshold_is_better_than_the_one_that_is_fitted():
             return 2 * (said & given).sum() / (said.sum() + given.sum())
 
         best = f1(best_threshold(shares, given))
-        assert best >= max(f1(each / 8 - 1 / 16) for each in range(1, 9))
+        assert best >= max(f1(eighths / 8 - 1 / 16) for eighths in range(1, 9))
 
 
 def test_thresholds_are_fitted_to_each_label_of_the_validation_examples():
     examples = [LabelsExample("x", (0,)), LabelsExample("y", ()), LabelsExample("z", (0, 1))]
     encoded = type("Encoded", (), {"examples": examples})()
     shares = [[0.3, 0.4, 0.9], [0.1, 0.6, 0.9], [0.4, 0.8, 0.9]]
-    rows = {at: {at: {"probabilities": each}} for at, each in enumerate(shares)}
+    rows = {at: {at: {"probabilities": row}} for at, row in enumerate(shares)}
 
     assert TASK.fit(encoded, rows)["thresholds"] == pytest.approx([0.2, 0.7, 0.5])
 
@@ -149,10 +149,10 @@ def test_labels_are_parted_and_counted_once(load):
     data = load(*ROWS)
 
     assert data.labels == ("a", "b", "c", "d")
-    found = {each.label for split in data.splits.values() for each in split}
-    assert found == {(0,), (0, 1), (), (1, 2), (2, 3)}
+    labels = {example.label for split in data.splits.values() for example in split}
+    assert labels == {(0,), (0, 1), (), (1, 2), (2, 3)}
     train = data.splits["train"]
-    shares = [sum(at in each.label for each in train) / len(train) for at in range(4)]
+    shares = [sum(at in example.label for example in train) / len(train) for at in range(4)]
     assert data.task["shares"] == shares
 
 
@@ -171,9 +171,9 @@ def test_lists_and_other_separators_are_read_the_same(load):
 def test_a_split_has_its_share_of_the_rarest_labels(load):
     held_out = load(*ROWS, labelled=10).splits
 
-    strata = [min(each.label, default=-1) for each in held_out["validation"]]
+    strata = [min(example.label, default=-1) for example in held_out["validation"]]
     assert sorted(strata) == [-1] * 4 + [0] * 8 + [1] * 4 + [2] * 4
-    assert {label for each in held_out["train"] for label in each.label} == {0, 1, 2, 3}
+    assert {label for example in held_out["train"] for label in example.label} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("header", ["id,review,tags", "id,review,what"])
@@ -217,9 +217,9 @@ def test_very_many_labels_are_refused(load):
 
 def test_the_sample_has_each_label_and_texts_without_any():
     for examples in EmbeddedSample("labels").load(None, 0).splits.values():
-        count = [sum(at in each.label for each in examples) for at in range(4)]
+        count = [sum(at in example.label for example in examples) for at in range(4)]
         assert count == [len(examples) // 3] * 4
-        assert sum(each.label == () for each in examples) == len(examples) // 6
+        assert sum(example.label == () for example in examples) == len(examples) // 6
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,13 @@ def measured(logits, batch=BATCH, task=SHARED):
 
 
 def test_measures_of_known_answers():
-    found = measured(SAID * 8.0 - 4)
+    measures = measured(SAID * 8.0 - 4)
 
     expected = {
         "micro_f1": 4 / 7, "macro_f1": (1 + 2 / 3 + 0) / 3, "exact_match": 0.0,
         "hamming_loss": 3 / 9, "macro_f1/a": 1.0, "macro_f1/b": 2 / 3, "macro_f1/c": 0.0,
     }  # fmt: skip
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert {name: measures[name] for name in expected} == pytest.approx(expected)
 
 
 def test_measures_of_random_answers_are_those_of_their_definition():
@@ -278,17 +278,19 @@ def test_measures_of_random_answers_are_those_of_their_definition():
     for _ in range(300):
         given, said = torch.rand(2, 6, 4, generator=generator) < 0.4
         numbers = [row.nonzero().flatten().tolist() for row in given]
-        labels = torch.tensor([each + [-1] * (4 - len(each)) for each in numbers])
+        labels = torch.tensor([indices + [-1] * (4 - len(indices)) for indices in numbers])
         task = MultilabelTask(tuple("abcd"))
-        found = measured(said * 2.0 - 1, {"labels": labels}, task)
+        measures = measured(said * 2.0 - 1, {"labels": labels}, task)
 
         both, either = (given & said).sum(0).tolist(), (given.int() + said.int()).sum(0).tolist()
         f1 = [2 * one / other for one, other in zip(both, either, strict=True) if other]
         micro = 2 * sum(both) / sum(either) if sum(either) else 1.0
-        assert found["micro_f1"] == pytest.approx(micro)
-        assert found["macro_f1"] == pytest.approx(sum(f1) / len(f1) if f1 else 1.0)
-        assert found["exact_match"] == pytest.approx((given == said).all(1).double().mean().item())
-        assert found["hamming_loss"] == pytest.approx((given ^ said).double().mean().item())
+        assert measures["micro_f1"] == pytest.approx(micro)
+        assert measures["macro_f1"] == pytest.approx(sum(f1) / len(f1) if f1 else 1.0)
+        assert measures["exact_match"] == pytest.approx(
+            (given == said).all(1).double().mean().item()
+        )
+        assert measures["hamming_loss"] == pytest.approx((given ^ said).double().mean().item())
 
 
 def test_what_is_said_of_each_text_has_the_probability_of_all_its_decisions():

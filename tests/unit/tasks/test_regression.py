@@ -44,8 +44,8 @@ def test_correlations_of_random_numbers_with_ties_are_those_of_their_definition(
     for _ in range(1000):
         one, other = generator.integers(0, 12, (2, 40)) + generator.normal(size=(2, 1)) * 1e6
         expected = [
-            sum(value < each for value in one) + (sum(value == each for value in one) + 1) / 2
-            for each in one
+            sum(value < number for value in one) + (sum(value == number for value in one) + 1) / 2
+            for number in one
         ]
 
         assert average_ranks(one).tolist() == expected
@@ -65,8 +65,8 @@ def test_a_score_falls_from_half_a_deviation_to_two():
     def score(value):
         return TASK.result(encoded, 0, {0: {"value": value}}).score
 
-    found = [score(value) for value in (2.0, 2.25, 2.5, 1.0, 9.0)]
-    assert found == pytest.approx([1, 1, 2 / 3, 0, 0])
+    scores = [score(value) for value in (2.0, 2.25, 2.5, 1.0, 9.0)]
+    assert scores == pytest.approx([1, 1, 2 / 3, 0, 0])
 
 
 def test_several_runs_answer_with_the_mean_and_never_with_a_class():
@@ -107,7 +107,7 @@ def test_a_number_for_each_text_is_read_and_its_unit_noted(load):
     values = [example.value for example in train]
     assert data.task["mean"] == pytest.approx(np.mean(values))
     assert data.task["scale"] == pytest.approx(np.std(values))
-    assert sorted([*values, *(each.value for each in held_out)]) == [n / 8 for n in range(200)]
+    assert sorted(example.value for example in (*train, *held_out)) == [n / 8 for n in range(200)]
 
 
 def test_each_fifth_of_the_numbers_loses_as_many_rows(load):
@@ -160,8 +160,8 @@ def test_numbers_that_are_all_equal_teach_nothing(load):
 def test_the_sample_has_as_much_of_each_size():
     data = EmbeddedSample("numbers").load(None, 0)
 
-    for examples in data.splits.values():
-        assert set(np.bincount([int(each.value) for each in examples])) == {len(examples) // 6}
+    for split in data.splits.values():
+        assert set(np.bincount([int(example.value) for example in split])) == {len(split) // 6}
 
 
 def bound(**options):

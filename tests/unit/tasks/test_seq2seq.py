@@ -103,8 +103,8 @@ def test_losses_and_answers_are_the_references(tmp_path, name, beams):
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     assert len(said) == len(answers)
     for ours, other in zip(answers.tolist(), said.tolist(), strict=True):
-        cut = [each[: each.index(tokenizer.sep)] if tokenizer.sep in each else each
-               for each in (ours, other)]  # fmt: skip
+        cut = [tokens[: tokens.index(tokenizer.sep)] if tokenizer.sep in tokens else tokens
+               for tokens in (ours, other)]  # fmt: skip
         assert cut[0] == cut[1]
 
 
@@ -153,6 +153,6 @@ def test_corrupted_texts_keep_it_too_and_give_a_text_back():
                 span = spans.setdefault(token, [])
             else:
                 span.append(token)
-        whole = [t for each in read[seen].tolist()[1:-1] for t in spans.get(each, [each])]
+        whole = [t for piece in read[seen].tolist()[1:-1] for t in spans.get(piece, [piece])]
         text = all_text[is_text].tolist()
         assert any(whole == text[at:][: len(whole)] for at in range(5))

@@ -35,7 +35,7 @@ def write(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [",".join(map(str, row)) for row in [header, *rows]]
-        path.write_text(rows if isinstance(rows, str) else "".join(f"{each}\n" for each in lines))
+        path.write_text(rows if isinstance(rows, str) else "".join(f"{line}\n" for line in lines))
         return str(path)
 
     return call
@@ -171,7 +171,7 @@ def test_what_is_left_out_of_files_is_one_line(write, caplog):
 
     Table(train=["a.csv", "b.csv"], errors="skip").given(None)
 
-    assert [each.getMessage() for each in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "a.csv: 2 of 42 rows left out: empty label, lines 42, 43; "
         "b.csv: 1 of 41 rows left out: more or fewer than 2 columns, line 42"
     ]
@@ -198,7 +198,7 @@ def test_an_instruction_is_read_with_its_input(write):
         TextPairsTable(train="a.jsonl").given(None)
     data = TextPairsTable(train="a.jsonl", text=("instruction", "input")).given(None)
 
-    assert [(each.source, each.target) for each in data.splits["train"]] == [
+    assert [(example.source, example.target) for example in data.splits["train"]] == [
         ("Say it a house", "ein Haus"), ("Say it", "ein Haus"),
     ]  # fmt: skip
 

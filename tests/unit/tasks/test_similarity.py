@@ -44,9 +44,9 @@ def test_each_anchor_is_told_its_own_text_among_those_of_all():
         candidates = [(r, k) for k in (1, 2) for r in range(4) if texts[r, k] >= 0]
         shared = {0: (3, 1), 3: (0, 1), 1: (2, 1), 2: (1, 1)}[row]
         powers = {
-            each: np.exp(20 * cosine(VECTORS_NKD[row, 0], VECTORS_NKD[each]))
-            for each in candidates
-            if each != shared
+            candidate: np.exp(20 * cosine(VECTORS_NKD[row, 0], VECTORS_NKD[candidate]))
+            for candidate in candidates
+            if candidate != shared
         }
         expected = -np.log(powers[row, 1] / sum(powers.values()))
         assert float(losses[row]) == pytest.approx(expected, rel=1e-4)
@@ -84,7 +84,7 @@ def test_losses_are_those_of_sentence_transformers(ours, theirs, sizes):
     objective = Contrastive(loss=ours, matryoshka=sizes)
     objective.setup(TaskInfo(tiny.VOCABULARY, task=SimilarityTask(scored=scored)))
 
-    found = objective.losses(vectors_NKD, {"texts": TEXTS_NK, "value": values}).mean()
+    mean = objective.losses(vectors_NKD, {"texts": TEXTS_NK, "value": values}).mean()
 
     class Same(torch.nn.Module):
         """A model whose features are vectors."""
@@ -97,7 +97,7 @@ def test_losses_are_those_of_sentence_transformers(ours, theirs, sizes):
     for size in (None, *sizes):
         columns = [{"vectors": vectors_ND[:, :size]} for vectors_ND in vectors_NKD.unbind(1)]
         expected += float(loss(columns, values if scored else None))
-    assert float(found) == pytest.approx(expected, rel=1e-5)
+    assert float(mean) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_sum_over_sizes_is_that_of_the_first_numbers_alone():
@@ -138,10 +138,10 @@ def test_what_is_found_of_known_vectors():
     documents_MD = np.array([[1, 0], [1, 0.5], [1, 1], [0, 1]], dtype=np.float32)
     queries_QD = np.array([[1, 0.01], [0.01, 1]], dtype=np.float32)
 
-    found = retrieval(queries_QD, documents_MD, [{0, 2}, {2}])
+    measures = retrieval(queries_QD, documents_MD, [{0, 2}, {2}])
 
     best = 1 + 1 / np.log2(3)
-    assert found == {
+    assert measures == {
         "mrr": pytest.approx((1 + 1 / 2) / 2),
         "recall_at_1": pytest.approx((1 / 2 + 0) / 2),
         "recall_at_10": 1.0,
@@ -152,9 +152,9 @@ def test_what_is_found_of_known_vectors():
 def test_vectors_that_are_all_the_same_find_nothing():
     same = np.ones((40, 3), dtype=np.float32)
 
-    found = retrieval(same, same, [{n} for n in range(40)])
+    measures = retrieval(same, same, [{n} for n in range(40)])
 
-    assert found == {
+    assert measures == {
         "mrr": pytest.approx(1 / 40),
         "recall_at_1": 0,
         "recall_at_10": 0,
@@ -175,7 +175,10 @@ def read(tmp_path):
 
 
 def examples_of(data):
-    return [(each.text, each.pair, each.negative, each.value) for each in data.splits["train"]]
+    return [
+        (example.text, example.pair, example.negative, example.value)
+        for example in data.splits["train"]
+    ]
 
 
 @pytest.mark.parametrize(

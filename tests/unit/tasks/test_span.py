@@ -115,9 +115,9 @@ def test_random_answers_are_scored_as_the_official_script_does():
     for _ in range(1000):
         golds, said = [text() for _ in range(draw.randrange(4))], text()
 
-        found = [scoring.best_of(score, golds, said) for score in (scoring.exact, scoring.f1)]
+        scores = [scoring.best_of(score, golds, said) for score in (scoring.exact, scoring.f1)]
 
-        assert found == pytest.approx(official(golds, said))
+        assert scores == pytest.approx(official(golds, said))
 
 
 def test_the_threshold_is_the_best_of_all_that_could_be():
@@ -129,9 +129,9 @@ def test_the_threshold_is_the_best_of_all_that_could_be():
         def total(threshold, margins=margins, answered=answered, unanswered=unanswered):
             return np.where(margins > threshold, unanswered, answered).sum()
 
-        found = scoring.best_threshold(margins, answered, unanswered)
+        best = scoring.best_threshold(margins, answered, unanswered)
 
-        assert total(found) == max(total(each) for each in np.arange(-6, 6, 0.5))
+        assert total(best) == max(total(candidate) for candidate in np.arange(-6, 6, 0.5))
 
 
 # --------------------------------------------------------------------------------- windows
@@ -206,9 +206,9 @@ def test_an_oracle_is_right_whatever_the_windows_are(tokenizer, direction, answe
         task, data = encoded(tokenizer, [example], length, direction, question_length=2, step=3)
         apart = oracle(data)
 
-        found = task.answer(data, 0, apart[0])
-        assert (found["answer"], found["start"]) == (answer, example.start)
-        assert TEXT[found["start"] : found["end"]] == answer
+        prediction = task.answer(data, 0, apart[0])
+        assert (prediction["answer"], prediction["start"]) == (answer, example.start)
+        assert TEXT[prediction["start"] : prediction["end"]] == answer
         assert task.scores(data, apart) == {"exact_match": 100, "f1": 100}
 
 
@@ -278,12 +278,12 @@ def test_scores_of_windows_are_merged_and_no_answer_has_the_lowest(tokenizer):
     at = int(batch["window"][0, FIRST])
     rows = {0: {"start": [at, at + 1], "end": [at, at + 1], "score": [1.0, 0.0], "null": 3.0}}
 
-    found = task.answer(data, 0, rows)
+    prediction = task.answer(data, 0, rows)
 
-    assert found["n_best"][0]["answer"] == found["answer"] == ""
-    assert found["start"] is None
-    assert sum(each["probability"] for each in found["n_best"]) == pytest.approx(1)
-    assert len(found["n_best"]) == 2  # as many as the window has
+    assert prediction["n_best"][0]["answer"] == prediction["answer"] == ""
+    assert prediction["start"] is None
+    assert sum(candidate["probability"] for candidate in prediction["n_best"]) == pytest.approx(1)
+    assert len(prediction["n_best"]) == 2  # as many as the window has
     rows[0]["null"] = 1.0
     assert task.answer(data, 0, rows)["answer"] == TEXT[: int(data.offsets[0][0, 1])]
     assert task.answer(data, 0, rows)["probability"] == pytest.approx(0.5)
@@ -298,11 +298,11 @@ def test_every_question_counts_and_the_two_parts_are_told(tokenizer):
     task, data = encoded(tokenizer, examples, 90, question_length=2)
     apart = oracle(data)
 
-    found = task.scores(data, apart)
+    scores = task.scores(data, apart)
 
-    assert found["exact_match"] == pytest.approx(200 / 3)
-    assert found["exact_match/HasAns"] == found["f1/HasAns"] == 50
-    assert found["exact_match/NoAns"] == found["f1/NoAns"] == 100
+    assert scores["exact_match"] == pytest.approx(200 / 3)
+    assert scores["exact_match/HasAns"] == scores["f1/HasAns"] == 50
+    assert scores["exact_match/NoAns"] == scores["f1/NoAns"] == 100
     assert task.result(data, 1, apart[1]).predicted == NO_ANSWER
     assert (task.result(data, 0, apart[0]).score, task.result(data, 2, apart[2]).score) == (1, 0)
 
@@ -312,15 +312,15 @@ def test_the_fitted_threshold_is_the_best_one(tokenizer):
     task, data = encoded(tokenizer, examples, 90, question_length=2)
     apart = oracle(data)
     for rows in apart.values():
-        for own in rows.values():
-            own["null"] += 25.0
+        for row in rows.values():
+            row["null"] += 25.0
 
     threshold = task.fit(data, apart)["null_threshold"]
 
     assert 5 < threshold < 45
     for rows in apart.values():
-        for own in rows.values():
-            own["null"] -= threshold
+        for row in rows.values():
+            row["null"] -= threshold
     assert task.scores(data, apart)["exact_match"] == 100
 
 
@@ -339,7 +339,7 @@ QUESTION = {"id": "1", "question": "Which river ?", "context": TEXT,
 
 def squad(*questions, **paragraph):
     """Return a file of SQuAD's form."""
-    qas = [{k: v for k, v in each.items() if k != "context"} for each in questions]
+    qas = [{k: v for k, v in question.items() if k != "context"} for question in questions]
     return {"data": [{"title": "T", "paragraphs": [{"context": TEXT, "qas": qas, **paragraph}]}]}
 
 
@@ -364,9 +364,9 @@ def test_all_forms_of_a_file_hold_the_same_questions(tmp_path):
         "b.jsonl": [QUESTION, none],
         "c.json": [columns, {**none, "answers": {"text": [], "answer_start": []}}],
     }.items():
-        found = load(tmp_path / name, content)
-        assert found.splits["train"] == expected
-        assert found.task["unanswerable"] is True
+        data = load(tmp_path / name, content)
+        assert data.splits["train"] == expected
+        assert data.task["unanswerable"] is True
 
 
 def test_parquet_is_read_as_the_hub_has_it(tmp_path):
@@ -376,9 +376,9 @@ def test_parquet_is_read_as_the_hub_has_it(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([row]), path)
 
-    (found,) = Squad(train=str(path), validation=str(path)).load(tmp_path, 0).splits["train"]
+    (example,) = Squad(train=str(path), validation=str(path)).load(tmp_path, 0).splits["train"]
 
-    assert found == SpanExample("Which river ?", TEXT, ("Rhine",), 4)
+    assert example == SpanExample("Which river ?", TEXT, ("Rhine",), 4)
 
 
 def test_one_line_of_json_is_json_lines(tmp_path):
@@ -449,24 +449,24 @@ def test_texts_are_held_out_with_all_their_questions(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
 
-    found = Squad(train=str(path), validation_share=0.2, labelled=10).load(tmp_path, 0)
+    data = Squad(train=str(path), validation_share=0.2, labelled=10).load(tmp_path, 0)
 
-    train, held = ({each.context for each in found.splits[n]} for n in ("train", "validation"))
-    assert len(found.splits["validation"]) == 12
-    assert len(found.splits["train"]) == 10
+    train, held = ({example.context for example in data.splits[n]} for n in ("train", "validation"))
+    assert len(data.splits["validation"]) == 12
+    assert len(data.splits["train"]) == 10
     assert not train & held
 
 
 def test_the_sample_asks_for_one_of_several_names(tmp_path):
-    found = EmbeddedSample("spans").load(tmp_path, 0)
+    data = EmbeddedSample("spans").load(tmp_path, 0)
 
-    sizes = {name: len(examples) for name, examples in found.splits.items()}
+    sizes = {name: len(examples) for name, examples in data.splits.items()}
     names = {
-        name: {a for each in examples for a in each.answers}
-        for name, examples in found.splits.items()
+        name: {a for example in examples for a in example.answers}
+        for name, examples in data.splits.items()
     }
     assert sizes == {"train": 1200, "validation": 120, "test": 300}
     assert not names["train"] & names["test"]
-    for each in found.splits["test"]:
-        assert not each.answers or each.context[each.start :].startswith(each.answers[0])
-    assert sum(not each.answers for each in found.splits["test"]) == 60
+    for example in data.splits["test"]:
+        assert not example.answers or example.context.startswith(example.answers[0], example.start)
+    assert sum(not example.answers for example in data.splits["test"]) == 60

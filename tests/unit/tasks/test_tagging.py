@@ -42,22 +42,22 @@ TYPES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     ],
 )  # fmt: skip
 def test_entities_are_scored_as_conlleval_does(given, said, precision, recall, f1, strict):
-    found = measures([row.split() for row in given], [row.split() for row in said])
+    scores = measures([row.split() for row in given], [row.split() for row in said])
 
-    assert found["entity_precision"] == pytest.approx(precision)
-    assert found["entity_recall"] == pytest.approx(recall)
-    assert found["entity_f1"] == pytest.approx(f1)
-    assert found["entity_f1_strict"] == pytest.approx(strict, abs=5e-5)
+    assert scores["entity_precision"] == pytest.approx(precision)
+    assert scores["entity_recall"] == pytest.approx(recall)
+    assert scores["entity_f1"] == pytest.approx(f1)
+    assert scores["entity_f1_strict"] == pytest.approx(strict, abs=5e-5)
 
 
 def test_scores_of_types_and_words():
-    found = measures(
+    scores = measures(
         [["B-PER", "I-PER", "O", "B-LOC", "O"], ["O", "B-ORG", "I-ORG", "I-ORG", "O", "B-PER"]],
         [["B-PER", "I-PER", "O", "B-ORG", "O"], ["O", "B-ORG", "I-ORG", "O", "O", "I-PER"]],
     )
 
-    assert found["accuracy"] == pytest.approx(8 / 11)
-    by_type = {name: value for name, value in found.items() if name.startswith("entity_f1/")}
+    assert scores["accuracy"] == pytest.approx(8 / 11)
+    by_type = {name: value for name, value in scores.items() if name.startswith("entity_f1/")}
     assert by_type == {"entity_f1/LOC": 0, "entity_f1/ORG": 0, "entity_f1/PER": 1}
     assert np.mean([*by_type.values()]) == pytest.approx(0.3333, abs=5e-5)
     of_tags = measures([["DET", "NOUN"]], [["DET", "VERB"]], entities=False)
@@ -76,21 +76,21 @@ def test_scores_equal_those_of_seqeval():
     for _ in range(1000):
         sizes = [draw.randint(1, 8) for _ in range(draw.randint(1, 3))]
         given, said = ([random_tags(draw, size) for size in sizes] for _ in range(2))
-        found = measures(given, said)
+        scores = measures(given, said)
         options = {"zero_division": 0}
         strict = {**options, "mode": "strict", "scheme": scheme.IOB2}
 
-        assert found["accuracy"] == pytest.approx(lib.accuracy_score(given, said))
+        assert scores["accuracy"] == pytest.approx(lib.accuracy_score(given, said))
         for name, score in (
             ("precision", lib.precision_score), ("recall", lib.recall_score), ("f1", lib.f1_score)
         ):  # fmt: skip
-            assert found[f"entity_{name}"] == pytest.approx(score(given, said, **options))
-        kinds = sorted(name for name in found if name.startswith("entity_f1/"))
+            assert scores[f"entity_{name}"] == pytest.approx(score(given, said, **options))
+        kinds = sorted(name for name in scores if name.startswith("entity_f1/"))
         by_type = lib.f1_score(given, said, average=None, **options) if kinds else []
-        assert [found[name] for name in kinds] == pytest.approx([*by_type])
+        assert [scores[name] for name in kinds] == pytest.approx([*by_type])
         any_strict = any(schemes.entities(row, strict=True) for row in (*given, *said))
         expected = lib.f1_score(given, said, **strict) if any_strict else 0
-        assert found["entity_f1_strict"] == pytest.approx(expected)
+        assert scores["entity_f1_strict"] == pytest.approx(expected)
 
 
 # ---------------------------------------------------------------------------------- schemes
@@ -136,12 +136,12 @@ def test_tags_are_converted_to_bio(scheme, tags, bio):
 
 def as_iob1(tags):
     """Return BIO tags as IOB1."""
-    found, before = [], "O"
+    converted, before = [], "O"
     for tag in tags:
         needs_b = tag[0] == "B" and before[2:] == tag[2:]
-        found.append(tag if needs_b or tag == "O" else f"I{tag[1:]}")
+        converted.append(tag if needs_b or tag == "O" else f"I{tag[1:]}")
         before = tag
-    return found
+    return converted
 
 
 def test_iob1_to_bio_and_back_is_the_identity_on_valid_tags():
@@ -197,10 +197,10 @@ def test_every_word_belongs_to_one_window_and_stands_furthest_from_its_edges():
             windows = windows_of(sizes, room, stride)
             owned = owners(len(sizes), windows)
 
-            assert [word for own in owned for word in own] == [*range(len(sizes))]
+            assert [word for words in owned for word in words] == [*range(len(sizes))]
             assert all(sum(sizes[first:past]) <= room for first, past in windows)
-            for (first, past), own in zip(windows, owned, strict=True):
-                for word in own:
+            for (first, past), words in zip(windows, owned, strict=True):
+                for word in words:
                     here = min(word - first, past - 1 - word)
                     there = [min(word - a, b - 1 - word) for a, b in windows if a <= word < b]
                     assert here == max(there)
@@ -259,9 +259,9 @@ def test_what_is_learnt_is_the_mean_of_probabilities_by_the_names_of_tags():
         (other, {**shown, "shares": [[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]]}),
     ]
 
-    found = one.learnt(one.combine(answers))
+    shares = one.learnt(one.combine(answers))
 
-    assert np.allclose(found, [[0.4, 0.45, 0.15], [0.25, 0.5, 0.25]])
+    assert np.allclose(shares, [[0.4, 0.45, 0.15], [0.25, 0.5, 0.25]])
 
 
 def test_words_decide_an_answer_and_not_the_text_alone():
@@ -329,10 +329,10 @@ def test_pieces_are_those_of_words_in_transformers(tmp_path, family):
     words = re.findall(r"\S+", "The prince 's words , 3.14 isn't Ångström 漢字 😀 (Seine) .")
 
     data = TaggingTask(PERSON).encode([TagExample.of_words(words)], ours, 200, "bidirectional")
-    found = data.batch(np.array([0]))["tokens"][0, 1:-1].tolist()
+    tokens = data.batch(np.array([0]))["tokens"][0, 1:-1].tolist()
     given = theirs(words, is_split_into_words=True, add_special_tokens=False)
 
-    assert found == given["input_ids"]
+    assert tokens == given["input_ids"]
     numbers = given.word_ids()
     assert [at - 1 for at in data.read_at[0]] == [numbers.index(n) for n in range(len(words))]
 
@@ -355,7 +355,7 @@ def test_columns_are_read_and_their_scheme_is_changed(tmp_path, caplog):
     data = load(tmp_path, CONLL)
 
     assert data.labels == ("O", "B-ORG", "B-PER")
-    assert [(each.text, each.label) for each in data.splits["train"]] == [
+    assert [(example.text, example.label) for example in data.splits["train"]] == [
         ("EU rejects", (1, 0)), ("Jean", (2,))
     ]  # fmt: skip
     assert "its tags are IOB1; 2 of 3 were changed to BIO" in caplog.text
@@ -368,7 +368,7 @@ def test_conllu_leaves_out_what_are_no_words(tmp_path):
     data = load(tmp_path, "\n".join(lines), "a.conllu", tag="upos", scheme="none")
 
     assert data.labels == ("ADP", "DET")
-    assert [each.words for each in data.splits["train"]] == [["de", "el"]]
+    assert [example.words for example in data.splits["train"]] == [["de", "el"]]
     assert data.task["marks_entities"] is False
 
 
@@ -403,7 +403,7 @@ CUT = (
 @pytest.mark.parametrize(
     ("name", "text", "options", "said"),
     [
-        *(("a.jsonl", {"text": "In Rome", "entities": found}, {}, said) for found, said in CUT),
+        *(("a.jsonl", {"text": "In Rome", "entities": spans}, {}, said) for spans, said in CUT),
         ("a.conll", "a O\nb x O\n", {}, "a.conll, line 2: 3 columns, and the lines before have 2"),
         ("a.conll", "a\nb\n", {}, "line 1: 1 columns, and a word and a tag are two"),
         ("a.conll", "a O\n", {"tag": 5}, "line 1: it has 2 columns, and data.word=0 or data.tag=5"),
@@ -455,16 +455,16 @@ def test_the_sample_shows_no_kind_by_its_wording_and_no_name_in_two_splits(tmp_p
     assert [len(data.splits[name]) for name in ("train", "validation", "test")] == [600, 120, 300]
     assert len(data.labels) == 13
     names = [
-        {word for each in split for word, tag in zip(each.words, each.label, strict=True) if tag}
+        {word for text in split for word, tag in zip(text.words, text.label, strict=True) if tag}
         for split in (train, test)
     ]
     assert not names[0] & names[1]
-    assert sum(data.labels[tag][0] == "I" for each in train for tag in each.label) == 200
+    assert sum(data.labels[tag][0] == "I" for text in train for tag in text.label) == 200
 
 
 def test_few_labels_keep_each_kind(tmp_path):
     data = EmbeddedSample("tags", labelled=30).load(tmp_path, 0)
 
-    found = {tag for each in data.splits["train"] for tag in each.label}
+    tags = {tag for example in data.splits["train"] for tag in example.label}
     assert len(data.splits["train"]) == 30
-    assert found == {*range(13)}
+    assert tags == {*range(13)}

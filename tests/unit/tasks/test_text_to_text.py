@@ -102,7 +102,8 @@ def test_without_a_prefix_it_is_a_causal_language_model_bit_for_bit():
     plain.setup(TaskInfo(TOKENIZER))
 
     losses = [
-        each.loss_sums(model, batch, Encoding(model, batch))["loss"] for each in (objective, plain)
+        variant.loss_sums(model, batch, Encoding(model, batch))["loss"]
+        for variant in (objective, plain)
     ]
 
     assert "prefix" not in batch
@@ -139,12 +140,12 @@ def test_a_later_token_of_a_target_changes_no_earlier_prediction(direction):
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
 def test_an_answer_does_not_depend_on_the_target_beside_it(direction, beams):
     objective, model, batch = asked(direction, beams)
-    sources = [TextToTextExample(each.source) for each in PAIRS]
+    sources = [TextToTextExample(pair.source) for pair in PAIRS]
     alone = encoded(direction, sources, target_length=4)
 
     answers = [
-        objective.predictions(model, each, Encoding(model, each))["answer"]
-        for each in (batch, alone)
+        objective.predictions(model, inputs, Encoding(model, inputs))["answer"]
+        for inputs in (batch, alone)
     ]
 
     assert answers[0].shape[0] == 2
@@ -176,14 +177,14 @@ def test_measures_are_those_of_the_libraries_and_rouge_l_is_that_of_rouge_score(
         ["rouge1", "rouge2", "rougeL"]
     )
 
-    found = measures.measured(GIVEN, SAID)
+    scores = measures.measured(GIVEN, SAID)
 
-    assert found["bleu"] == sacrebleu.corpus_bleu(SAID, [GIVEN]).score
-    assert found["chrf"] == sacrebleu.corpus_chrf(SAID, [GIVEN]).score
+    assert scores["bleu"] == sacrebleu.corpus_bleu(SAID, [GIVEN]).score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(SAID, [GIVEN]).score
     for ours, theirs in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
-        each = [scorer.score(*pair)[theirs].fmeasure for pair in zip(GIVEN, SAID, strict=True)]
-        assert found[ours] == pytest.approx(sum(each) / len(each), abs=1e-12)
-    assert [metric.name for metric in measures.declared()] == [*found]
+        expected = [scorer.score(*pair)[theirs].fmeasure for pair in zip(GIVEN, SAID, strict=True)]
+        assert scores[ours] == pytest.approx(sum(expected) / len(expected), abs=1e-12)
+    assert [metric.name for metric in measures.declared()] == [*scores]
     assert measures.signatures()["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
 
 
@@ -202,7 +203,7 @@ def test_without_the_libraries_our_own_measures_are_left(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("columns", "typed", "found"),
+    ("columns", "typed", "expected"),
     [
         (["id", "source", "target"], Wanted(written=True), ("source", "target")),
         (["article", "highlights"], Wanted(written=True), ("article", "highlights")),
@@ -210,12 +211,12 @@ def test_without_the_libraries_our_own_measures_are_left(monkeypatch):
         (["de", "en"], Wanted("de", label="en", written=True), ("de", "en")),
     ],
 )
-def test_columns_are_found_by_usual_names(columns, typed, found):
+def test_columns_are_found_by_usual_names(columns, typed, expected):
     rows = [{name: f"{name} {number}" for name in columns} for number in range(30)]
 
     chosen = choose(columns, rows, typed, "a.csv")
 
-    assert (chosen.text, chosen.label, chosen.pair) == (*found, None)
+    assert (chosen.text, chosen.label, chosen.pair) == (*expected, None)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_source_and_target_give_a_text_back_and_hide_the_share_that_is_asked():
                 spans = hidden.setdefault(token, [])
             else:
                 spans.append(token)
-        back = [each for token in source for each in hidden.get(token, [token])]
+        back = [piece for token in source for piece in hidden.get(token, [token])]
         assert back == text
         assert [token for token in source if token in SENTINELS] == [*hidden][:-1]
         assert [*hidden] == [*SENTINELS[: len(hidden)]]
@@ -279,11 +280,11 @@ def test_source_and_target_give_a_text_back_and_hide_the_share_that_is_asked():
 def test_every_partition_is_equally_likely():
     draws = np.random.default_rng(0).random((3000, 5))
 
-    found = Counter(tuple(partition(5, 3, each)) for each in draws)
+    counts = Counter(tuple(partition(5, 3, row)) for row in draws)
 
-    assert len(found) == 6  # 4 gaps, of which 2 are cut
-    assert all(sum(each) == 5 and min(each) > 0 for each in found)
-    assert 420 < min(found.values()) < max(found.values()) < 580
+    assert len(counts) == 6  # 4 gaps, of which 2 are cut
+    assert all(sum(parts) == 5 and min(parts) > 0 for parts in counts)
+    assert 420 < min(counts.values()) < max(counts.values()) < 580
 
 
 MASK, DOT = 3, 4
@@ -312,21 +313,21 @@ def test_infilling_hides_a_share_in_spans_of_poisson_lengths_behind_one_mask_eac
         assert sum(lengths[-1]) == 30
 
     assert len(lengths[0]) != len(lengths[1])
-    assert np.mean([len(each) for each in lengths]) == pytest.approx(spans, rel=0.1)
-    empty = np.mean([not size for each in lengths for size in each])
+    assert np.mean([len(sizes) for sizes in lengths]) == pytest.approx(spans, rel=0.1)
+    empty = np.mean([not size for sizes in lengths for size in sizes])
     assert empty == pytest.approx(np.exp(-mean), abs=0.015)
 
 
 def test_permutation_moves_whole_sentences_alone():
     text = [10, 11, DOT, 20, DOT, 30, 31, 32, DOT, 40]
     sentences = [[10, 11, DOT], [20, DOT], [30, 31, 32, DOT], [40]]
-    found = set()
+    sources = set()
     for seed in range(400):
         source, target = noisy("permutation", text, seed)
         assert target == text
-        found.add(tuple(source))
+        sources.add(tuple(source))
 
-    assert found == {tuple(chain(*order)) for order in permutations(sentences)}
+    assert sources == {tuple(chain(*order)) for order in permutations(sentences)}
 
 
 def test_infilling_and_permutation_go_together():
@@ -407,12 +408,12 @@ def test_a_corrupted_text_is_laid_out_as_texts_to_texts_are(direction, begin, en
 def test_of_a_longer_text_each_visit_takes_another_part_that_fits():
     objective, batch = at_work(positions=24), texts(60)
 
-    found = [objective.prepare(batch, ExampleNoise(0, "train", step)) for step in range(30)]
+    parts = [objective.prepare(batch, ExampleNoise(0, "train", step)) for step in range(30)]
 
-    assert {each["tokens"].shape[1] for each in found} == {24}
-    assert len({tuple(each["tokens"][0].tolist()) for each in found}) > 5
+    assert {part["tokens"].shape[1] for part in parts} == {24}
+    assert len({tuple(part["tokens"][0].tolist()) for part in parts}) > 5
     again = objective.prepare(batch, ExampleNoise(0, "train", 7))
-    assert all(torch.equal(again[key], found[7][key]) for key in again)
+    assert all(torch.equal(again[key], parts[7][key]) for key in again)
 
 
 @pytest.mark.parametrize(
@@ -439,9 +440,9 @@ def test_a_text_of_one_token_has_nothing_to_hide():
 def test_the_token_of_classes_is_no_part_of_a_text():
     batch = tiny.rows_to_batch([[*WITH_SENTINELS.encode(WORDS), CLS]])
 
-    found = at_work().prepare(batch, ExampleNoise(0, "test"))
+    prepared = at_work().prepare(batch, ExampleNoise(0, "test"))
 
-    assert (found["tokens"] == CLS).sum() == 1
+    assert (prepared["tokens"] == CLS).sum() == 1
 
 
 def test_too_few_sentinels_are_refused_with_what_to_type():

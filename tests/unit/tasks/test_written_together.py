@@ -28,14 +28,14 @@ def at_work(direction, beams):
         backbone = backbone_of(shape, TOKENIZER.size)
         models.append(TransferModel(backbone, objective.modules(backbone)).eval())
         tiny.lively(models[-1], seed)
-    sources = [task.unlabelled(each) for each in PAIRS]
+    sources = [task.unlabelled(pair) for pair in PAIRS]
     data = task.encode(sources, TOKENIZER, 20, direction)
     return objective, models, data.batch(np.arange(len(sources)))
 
 
 def together(objective, models, batch):
-    found = objective.predictions_together([(objective, model, batch) for model in models])
-    return found["answer"]
+    predictions = objective.predictions_together([(objective, model, batch) for model in models])
+    return predictions["answer"]
 
 
 def read_anew(objective, models, batch, said):
@@ -75,8 +75,8 @@ def slowly(objective, models, batch, end):
         return torch.stack([read_anew(objective, models, batch, text) for text in texts])
 
     first = read_anew(objective, models, batch, [])[None]
-    (found,) = objective.search(first, read, most=MOST, ends=[end], allowed_V=allowed)
-    return found
+    (best,) = objective.search(first, read, most=MOST, ends=[end], allowed_V=allowed)
+    return best
 
 
 @BOTH
@@ -85,11 +85,11 @@ def test_the_mean_of_the_distributions_decides_each_token(direction, beams):
     objective, models, batch = at_work(direction, beams)
     end = TOKENIZER.cls if direction == "causal" else TOKENIZER.sep
 
-    found = together(objective, models, batch)
+    answers = together(objective, models, batch)
 
     alone = [objective.predictions(model, batch, None)["answer"] for model in models]
-    assert all(not torch.equal(found, each) for each in alone)
-    for number, said in enumerate(found.tolist()):
+    assert all(not torch.equal(answers, answer) for answer in alone)
+    for number, said in enumerate(answers.tolist()):
         one = {key: value[number : number + 1] for key, value in batch.items()}
         text = said[: said.index(end) + 1] if end in said else said
         assert text == slowly(objective, models, one, end)

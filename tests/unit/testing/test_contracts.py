@@ -248,20 +248,20 @@ class NamesTermsDifferently(Classification):
 
 class NotesHalfOfItsLoss(Classification):
     def example_results(self, model, batch, encoded):
-        found = super().example_results(model, batch, encoded)
-        return replace(found, loss=found.loss / 2)
+        results = super().example_results(model, batch, encoded)
+        return replace(results, loss=results.loss / 2)
 
 
 class NotesTokensAsTargets(CausalLM):
     def example_results(self, model, batch, encoded):
-        found = super().example_results(model, batch, encoded)
-        return replace(found, targets=batch["mask"].sum(1) + 1)
+        results = super().example_results(model, batch, encoded)
+        return replace(results, targets=batch["mask"].sum(1) + 1)
 
 
 class NotesOneForAll(Classification):
     def example_results(self, model, batch, encoded):
-        found = super().example_results(model, batch, encoded)
-        return replace(found, predicted={"probability": found.predicted["probability"].mean()})
+        results = super().example_results(model, batch, encoded)
+        return replace(results, predicted={"probability": results.predicted["probability"].mean()})
 
 
 class DeclaresAnIdleModule(Classification):
@@ -431,14 +431,14 @@ def test_a_plan_can_need_a_longer_run():
 
 
 def test_the_example_models_differ_in_what_plans_look_at():
-    found = example_models(depth=2)
+    models = example_models(depth=2)
 
-    names = {what: [group.name for group in groups] for what, groups in found.items()}
+    names = {what: [group.name for group in groups] for what, groups in models.items()}
     assert names["a pretrained model"] == ["embeddings", "block.0", "block.1", "head.class"]
     assert names["a model with added modules"][-3:] == ["added.0", "added.1", "head.class"]
-    assert not any(group.inherited for group in found["a model from scratch"])
-    assert all(group.inherited for group in found["a model of which all is inherited"])
-    check_plan(AllAtOnce(), found)
+    assert not any(group.inherited for group in models["a model from scratch"])
+    assert all(group.inherited for group in models["a model of which all is inherited"])
+    check_plan(AllAtOnce(), models)
 
 
 class Forgetful:
@@ -540,7 +540,7 @@ def tokenizer():
         (ChatTask, SupervisedChat()),
         (ChatTask, SupervisedChat(tokens="all")),
     ],
-    ids=lambda each: getattr(each, "name", type(each).__name__),
+    ids=lambda part: getattr(part, "name", type(part).__name__),
 )
 def test_our_tasks_keep_the_contract(task, objective, tokenizer):
     check_task(task, objective, tokenizer)
@@ -555,8 +555,8 @@ def test_cloze_keeps_the_contract(direction, tokenizer, monkeypatch):
 @pytest.mark.parametrize("label_all", [False, True])
 def test_tagging_keeps_the_contract(tokenizer, label_all, monkeypatch):
     task, examples = TaggingTask.sample()
-    found = replace(task, label_all=label_all), examples
-    monkeypatch.setattr(TaggingTask, "sample", lambda: found)
+    sample = replace(task, label_all=label_all), examples
+    monkeypatch.setattr(TaggingTask, "sample", lambda: sample)
     check_task(TaggingTask, TokenTagging(), tokenizer)
 
 
@@ -666,11 +666,11 @@ def test_every_word_has_its_tag_in_exactly_one_window(tagging, words_tokenizer, 
 
         assert (data.example_of == 0).sum() > 1
         target_RT = data.batch(np.arange(len(data)))["target"]
-        found = {row: {"tags": target.tolist()} for row, target in enumerate(target_RT)}
-        own = {row: said for row, said in found.items() if data.example_of[row] == 0}
-        assert task.answer(data, 0, own) == {"words": WORDS, "tags": tags}
+        rows = {row: {"tags": target.tolist()} for row, target in enumerate(target_RT)}
+        windows = {row: said for row, said in rows.items() if data.example_of[row] == 0}
+        assert task.answer(data, 0, windows) == {"words": WORDS, "tags": tags}
         assert int((target_RT != IGNORE).sum()) == 14
-        result = task.result(data, 0, own)
+        result = task.result(data, 0, windows)
         assert result.expected == result.predicted == " ".join(tags)
 
 

@@ -47,9 +47,9 @@ CONFIG = {
 
 
 def test_plain_values_and_presets_are_listed_and_paths_are_not():
-    found = hyperparameters(OmegaConf.create(CONFIG), {"adaptation": "ulmfit"})
+    values = hyperparameters(OmegaConf.create(CONFIG), {"adaptation": "ulmfit"})
 
-    assert found == {
+    assert values == {
         "seed": 3, "data.text": "question", "data.validation": 0.1, "tokenizer": "none",
         "optimizer.lr": 1e-3, "optimizer.fused": "true", "adaptation.plan.every": "1 epoch",
         "loop.monitor": "x" * 100, "adaptation": "ulmfit",
@@ -61,14 +61,14 @@ def test_nothing_that_moves_a_run_is_listed(command):
     data = "sample_text" if command == "pretrain" else "sample_questions"
     config = compose.compose(command, Request(overrides=(f"data={data}",)))
 
-    found = hyperparameters(config, {})
+    values = hyperparameters(config, {})
 
-    assert {key.partition(".")[0] for key in found} <= {
+    assert {key.partition(".")[0] for key in values} <= {
         "adaptation", "data", "init", "loop", "losses", "mixing", "model", "objective", "optimizer",
         "precision", "schedule", "seed", "streams", "tokenizer",
     }  # fmt: skip
-    assert found["loop.batch"] == config.loop.batch
-    assert all(isinstance(value, str | int | float) for value in found.values())
+    assert values["loop.batch"] == config.loop.batch
+    assert all(isinstance(value, str | int | float) for value in values.values())
 
 
 def test_a_learnt_mix_tells_how_much_each_layer_counts():
@@ -98,10 +98,10 @@ EXAMPLES = (
 LABELS = ("number", "place")
 
 
-def found(split, outcomes, data=None):
-    each = items.noting(split)
-    each.note([(Portion.of(np.arange(len(split.data))), outcomes)])
-    return items.items_of(split, data or Prepared({}, ClassificationTask(LABELS)), each)
+def noted_items(split, outcomes, data=None):
+    notes = items.noting(split)
+    notes.note([(Portion.of(np.arange(len(split.data))), outcomes)])
+    return items.items_of(split, data or Prepared({}, ClassificationTask(LABELS)), notes)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ CLASSES = ExampleResults(
 
 
 def test_an_item_says_what_was_right_what_was_said_and_of_which_text(split):
-    first, second, third = found(split, CLASSES)
+    first, second, third = noted_items(split, CLASSES)
 
     assert first == Item("test", 0, "place", "place", 0.9, "Where is it ?", 0.1, 1)
     assert second == Item(
@@ -132,7 +132,7 @@ def test_texts_whose_states_are_kept_are_found_too(split):
     model = tiny.model(Classification())
     features = CachedFeatures(split.data, model, tiny.FP32, batch=2, layers=(-1,))
 
-    shown = found(Split("test", features, without_states=split.data), CLASSES)
+    shown = noted_items(Split("test", features, without_states=split.data), CLASSES)
 
     assert [item.text[:5] for item in shown] == ["Where", "How m", "a a a"]
 
@@ -140,7 +140,7 @@ def test_texts_whose_states_are_kept_are_found_too(split):
 def test_a_language_model_has_no_labels(split):
     outcomes = ExampleResults(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([2, 3, 4]))
 
-    labelled, block = found(split, outcomes), found(blocks(), outcomes, Prepared({}))
+    labelled, block = noted_items(split, outcomes), noted_items(blocks(), outcomes, Prepared({}))
 
     for item in (*labelled, *block):
         assert (item.label, item.predicted, item.probability) == ("", "", 0.0)
@@ -150,7 +150,7 @@ def test_a_language_model_has_no_labels(split):
 def test_of_many_examples_no_texts_are_kept_and_of_very_many_nothing(split, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(items, "MOST_TEXTS", 2)
-    assert {item.text for item in found(split, CLASSES)} == {""}
+    assert {item.text for item in noted_items(split, CLASSES)} == {""}
     assert "no texts of the test split, which has more than 2 examples" in caplog.text
 
     monkeypatch.setattr(items, "MOST_ITEMS", 2)
@@ -214,9 +214,9 @@ def life(run, *, seconds, flops, joules=None, footprint=None):
 def test_a_resume_adds_to_what_was_spent(run):
     life(run, seconds=10.0, flops=2**60 + 1, joules=5.0)
 
-    found = life(run, seconds=2.5, flops=3, joules=0.5)
+    spent = life(run, seconds=2.5, flops=3, joules=0.5)
 
-    assert found == {
+    assert spent == {
         "device_seconds": 12.5, "flops": 2**60 + 4, "joules": 5.5, "joules_source": "told",
         "kg_co2": None,
     }  # fmt: skip
@@ -225,28 +225,28 @@ def test_a_resume_adds_to_what_was_spent(run):
 @pytest.mark.parametrize("energies", [(5.0, None), (None, 5.0)])
 def test_energy_that_is_known_of_a_part_alone_is_not_told(run, energies):
     for joules in energies:
-        found = life(run, seconds=1.0, flops=1, joules=joules)
+        spent = life(run, seconds=1.0, flops=1, joules=joules)
 
-    assert found["joules"] is None
-    assert found["device_seconds"] == 2.0
-    assert found["joules_source"] in (
+    assert spent["joules"] is None
+    assert spent["device_seconds"] == 2.0
+    assert spent["joules_source"] in (
         "nobody asked", "told, but not of all that came before a resume",
     )  # fmt: skip
 
 
 def test_carbon_dioxide_is_by_the_users_own_numbers(run):
-    found = life(run, seconds=1.0, flops=1, joules=7.2e6, footprint=Footprint(1.5, 0.4))
+    spent = life(run, seconds=1.0, flops=1, joules=7.2e6, footprint=Footprint(1.5, 0.4))
 
-    assert found["kg_co2"] == pytest.approx(2 * 1.5 * 0.4)
+    assert spent["kg_co2"] == pytest.approx(2 * 1.5 * 0.4)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"spent": 3}', '{"spent": {"flops": "many"}}'])
 def test_what_cannot_be_read_of_earlier_counts_as_nothing(run, content):
     run.timing.write_text(content)
 
-    found = life(run, seconds=1.0, flops=7)
+    spent = life(run, seconds=1.0, flops=7)
 
-    assert (found["flops"], found["device_seconds"]) == (7, 1.0)
+    assert (spent["flops"], spent["device_seconds"]) == (7, 1.0)
 
 
 def test_a_note_is_due_twice_a_minute_and_holds_what_was_not_added_yet(run):

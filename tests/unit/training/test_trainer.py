@@ -71,10 +71,10 @@ def test_a_run_is_scored_and_kept_at_its_best_weights_and_not_at_its_last(jumpin
     assert best != max(losses)
     assert losses[max(losses)] > losses[best] + 0.01
 
-    found = results(jumping)
+    outcome = results(jumping)
 
-    assert found["best_step"] == best
-    assert found["measures"]["validation"]["loss"] == pytest.approx(losses[best], rel=1e-6)
+    assert outcome["best_step"] == best
+    assert outcome["measures"]["validation"]["loss"] == pytest.approx(losses[best], rel=1e-6)
     kept, stored = (
         load_file(folder / "weights.safetensors") for folder in (jumping.best, jumping.model)
     )
@@ -142,12 +142,12 @@ def test_forgetting_compares_the_best_weights_with_the_pretrained_ones(tmp_path,
 
     run = configs.run(config, "finetune", tmp_path / "run")
 
-    found = results(run)["forgetting"]
+    forgetting = results(run)["forgetting"]
     first = json.loads((pretrained / "results.json").read_text())["measures"]["validation"]
-    assert found["before"]["loss"] == pytest.approx(first["loss"], rel=1e-5)
-    assert found["after"]["loss"] > found["before"]["loss"]
+    assert forgetting["before"]["loss"] == pytest.approx(first["loss"], rel=1e-5)
+    assert forgetting["after"]["loss"] > forgetting["before"]["loss"]
     (noted,) = records(run, "forgetting")
-    assert noted["loss"] == pytest.approx(found["after"]["loss"], rel=1e-6)
+    assert noted["loss"] == pytest.approx(forgetting["after"]["loss"], rel=1e-6)
 
 
 # --- going on ----------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def second_process(monkeypatch):
     def say(text):
         monkeypatch.setattr(train.distributed, "is_main", lambda: False)
         monkeypatch.setattr(train.distributed, "rank", lambda: 1)
-        monkeypatch.setattr(train.distributed, "broadcast_text", lambda own: text)
+        monkeypatch.setattr(train.distributed, "broadcast_text", lambda _: text)
         monkeypatch.setattr(train, "SECONDS_TO_APPEAR", 0.0)
 
     return say
@@ -250,10 +250,10 @@ def test_only_a_process_that_no_torchrun_has_started_starts_others(monkeypatch, 
 
 
 def test_processes_with_other_configs_are_refused(monkeypatch):
-    monkeypatch.setattr(workers.distributed, "all_gather_text", lambda own: [own, own])
+    monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, text])
     workers._check_alike("seed: 0")
 
-    monkeypatch.setattr(workers.distributed, "all_gather_text", lambda own: [own, "another"])
+    monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, "another"])
     with pytest.raises(RunError, match=r"^process 1 of 2 has another config or version"):
         workers._check_alike("seed: 0")
 
@@ -364,8 +364,8 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tm
     model = build_run(fresh, "finetune").model.eval()
     model.load_state_dict(stored)
     with torch.inference_mode():
-        found = model.backbone(batch["tokens"], batch["mask"])[-1]
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        states = model.backbone(batch["tokens"], batch["mask"])[-1]
+    torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-4)
     assert tiny.same(stored, {n: run.model.state_dict()[n] for n in stored})
 
 

@@ -122,8 +122,8 @@ class _Stopped(BaseException):
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in STOP_SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # what comes later must not break into the end
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)  # what comes later must not break into the end
     raise _Stopped(signal.Signals(number).name)
 
 
@@ -131,7 +131,7 @@ def _place(run: str, part: str | None) -> str:
     if part is None:
         return run
     parts = Path(run).expanduser() / PARTS
-    there = [each.name for each in parts.iterdir()] if parts.is_dir() else []
+    there = [folder.name for folder in parts.iterdir()] if parts.is_dir() else []
     if part not in there:
         raise ConfigError(
             f"part: {run} has no part {part!r}"
@@ -162,8 +162,8 @@ def _merged(config: ExportConfig, start: Pretrained) -> Ours:
 def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     from transfer_cli.interop.gguf_file import FILE_NAME, write_gguf
 
-    own = start.published.family.model_type if start.published else None
-    family = config.family or own
+    model_type = start.published.family.model_type if start.published else None
+    family = config.family or model_type
     target = write_gguf(_merged(config, start), folder, family, Path(config.to).name)
     return {
         "written": f"{Path(config.to) / FILE_NAME}, float32; llama-quantize makes it smaller",
@@ -241,9 +241,9 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     usual = "A" if causal else "cls A sep"
     is_text = start.task is None and start.lines != "end"
     layout = usual if start.published is not None or is_text else None
-    own = start.published.family if start.published else None
+    family = start.published.family if start.published else None
     ours = _ours_of_graph(start, model, objective)
-    task = write_beside_graph(ours, folder, own)
+    task = write_beside_graph(ours, folder, family)
     again = _again(start, ours, objective, LibraryTokenizer.load(folder / FILE))
     largest = write_onnx(model.eval(), objective, ours, folder, layout=layout, again=again)
     facts = {
@@ -290,7 +290,7 @@ def _prune(model: TransferModel, path: Path, share: float) -> dict[str, str]:
     by_block = groupby(sorted(gone), lambda number: number // shape.heads)
     merge(model)
     prune_heads(
-        model.backbone, {block: {each % shape.heads for each in of} for block, of in by_block}
+        model.backbone, {block: {head % shape.heads for head in of} for block, of in by_block}
     )
     return {"pruned": f"{len(gone)} of {importance.size} heads, the least important ones"}
 
@@ -310,11 +310,11 @@ def _again(
 ) -> dict[str, Any]:
     """Return what `open_graph` reads."""
     mean, scale = (0.0, 1.0) if objective is None else unit_of(objective, start.task)
-    found = replace(start.description, tokenizer_hash=tokenizer.hash, edits={}, base=None)
+    description = replace(start.description, tokenizer_hash=tokenizer.hash, edits={}, base=None)
     if start.published is not None:
-        found = replace(found, lines=start.lines, pairs=not start.reads_lines)
+        description = replace(description, lines=start.lines, pairs=not start.reads_lines)
     return {
-        "model": asdict(found), "segments": ours.shape.segments, "mean": mean, "scale": scale
+        "model": asdict(description), "segments": ours.shape.segments, "mean": mean, "scale": scale
     }  # fmt: skip
 
 
@@ -485,7 +485,7 @@ def _ready(write: Callable[[Any], str]) -> Callable[[Any], _Markdown]:
 def _training(run: RunDirectory, results: Results) -> dict[str, str]:
     presets, timing = _json(run.presets), _json(run.timing)
     environment = _json(run.environment)
-    found = {
+    facts = {
         "data": presets.get("data"),
         "trained on": _files(run),
         "scheme": presets.get("adaptation"),
@@ -504,7 +504,7 @@ def _training(run: RunDirectory, results: Results) -> dict[str, str]:
             f"{name} {version}" for name, version in mapping(environment, "versions").items()
         ),
     }
-    return {name: printable(str(value)) for name, value in found.items() if value not in (None, "")}
+    return {name: printable(str(value)) for name, value in facts.items() if value not in (None, "")}
 
 
 def _files(run: RunDirectory) -> str:
@@ -543,7 +543,7 @@ def _without_place(word: str) -> str:
     key, _, value = word.partition("=")
     if Role.PLACE in role_of(key) and not value.startswith(HUB):
         return f"{key}={Path(value).name}"
-    return f"{key}={_PATH.sub(lambda found: Path(found[0]).name, value)}" if value else word
+    return f"{key}={_PATH.sub(lambda match: Path(match[0]).name, value)}" if value else word
 
 
 def _words(run: RunDirectory) -> list[str]:

@@ -96,13 +96,13 @@ def predict(config: PredictConfig) -> None:
                 rows = _rows(given.table, answers, on_error)
                 for window in reading.windows(rows, most, given.is_there):
                     is_done = earlier.has(window, name)
-                    found = [] if is_done else _together(ensemble, window, name, more)
+                    results = [] if is_done else _together(ensemble, window, name, more)
                     with stop.waiting():
-                        if found:
-                            _write(answers, window, found, name, closing)
+                        if results:
+                            _write(answers, window, results, name, closing)
                         stop.place = f"after line {window[-1].line:,} of {name}"
                     tables[-1].answered += len(window)
-                    more(0 if found else len(window) * ensemble.num_runs)
+                    more(0 if results else len(window) * ensemble.num_runs)
             earlier.close(files[-1])
             say_skipped(tables)
             distributed.broadcast_text("[]")
@@ -137,14 +137,14 @@ def _ways_in(
 ]:
     """Return what opens a file, and what chooses its columns."""
     table_format = reading.format_of(config.format, first)
-    asked, own = _wanted(config, ensemble, table_format, submission)
-    wanted = asked if asked.text or asked.texts else own
+    asked, trained_on = _wanted(config, ensemble, table_format, submission)
+    wanted = asked if asked.text or asked.texts else trained_on
 
     def opened(name: str) -> AbstractContextManager[Input]:
         return reading.opened(name, table_format, _layout(config), wanted)
 
     def choose(table: OpenTable, first: Wanted | None) -> Chosen:
-        return _chosen(table, asked, first or own, ensemble.task)
+        return _chosen(table, asked, first or trained_on, ensemble.task)
 
     return opened, choose
 
@@ -186,16 +186,16 @@ def _together(
 def _write(
     answers: Answers,
     window: Sequence[Row],
-    found: Sequence[Answer | None],
+    results: Sequence[Answer | None],
     name: str,
     closing: Closing,
 ) -> None:
     """Write the answers up to the first one that is not finite."""
     finite: list[Answer] = []
-    for each in found:
-        if each is None:
+    for result in results:
+        if result is None:
             break
-        finite.append(each)
+        finite.append(result)
     answers.write_window(window[: len(finite)], finite)
     for row, answer in zip(window, finite, strict=False):
         if said := answers.task.said(answer):
@@ -224,17 +224,17 @@ def _wanted(
     if table_format == "text":
         return Wanted(labelled=False, keys=""), ANY
     text, pair, *_ = (*(submission.texts if submission else ()), None, None)
-    own = ensemble.columns
+    trained_on = ensemble.columns
     asked = typed(config.text or text, config.pair or pair, None)
-    return replace(asked, join=own.join, labelled=False, keys=""), own
+    return replace(asked, join=trained_on.join, labelled=False, keys=""), trained_on
 
 
-def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
+def _chosen(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:
     """Return the columns to read: those that were typed, now or for training, else the task's."""
-    column = reading.task_column(table.names, asked, own, task, table.name)
+    column = reading.task_column(table.names, asked, trained_on, task, table.name)
     if column is not None:
         return Chosen(column, None, LABEL)
-    return table.columns(replace(asked, paired=task.reads_pairs), own)
+    return table.columns(replace(asked, paired=task.reads_pairs), trained_on)
 
 
 def _path(config: PredictConfig, test: str, submission: Submission | None) -> str:
@@ -283,12 +283,12 @@ def _check(config: PredictConfig, files: Sequence[str]) -> None:
 
 def _paths(run: Any) -> list[str]:
     named = run if isinstance(run, list) else [run]
-    wrong = [each for each in named if isinstance(each, bool) or not isinstance(each, str | int)]
+    wrong = [path for path in named if isinstance(path, bool) or not isinstance(path, str | int)]
     if wrong or not named:
         raise ConfigError(
             f"run: expected a run directory, or several as [RUN,RUN], got {(wrong or named)!r}"
         )
-    return [str(each) for each in named]
+    return [str(path) for path in named]
 
 
 _MOST_RECORD = 16 * MAX_LINE_BYTES
@@ -363,7 +363,7 @@ def _check_same(path: Path, partial: Path) -> None:
 
 
 def _quoted(name: str) -> str:
-    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
 
 
 @contextmanager

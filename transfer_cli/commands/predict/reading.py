@@ -81,25 +81,25 @@ class Columns:
 
 
 def task_column(
-    names: Sequence[str], asked: Wanted, own: Wanted, task: Task, name: str
+    names: Sequence[str], asked: Wanted, trained_on: Wanted, task: Task, name: str
 ) -> str | None:
     """Return the column that the task reads, unless one was typed, now or for training."""
-    is_typed = bool({asked.text or own.text, *asked.texts, *own.texts} & {*names})
+    is_typed = bool({asked.text or trained_on.text, *asked.texts, *trained_on.texts} & {*names})
     return None if is_typed else task.text_column(names, name)
 
 
-def example_of(record: Record, task: Task, own: Wanted, name: str) -> Any:
+def example_of(record: Record, task: Task, trained_on: Wanted, name: str) -> Any:
     """Return the example in a record that stands alone, whose columns are found as in a table.
 
     Args:
-        own: The columns of the table that the model was trained on.
+        trained_on: The columns of the table that the model was trained on.
         name: What the record is part of, in messages.
     """
     names = [*record.fields]
-    column = task_column(names, ANY, own, task, name)
+    column = task_column(names, ANY, trained_on, task, name)
     if column is None:
-        asked = replace(ANY, join=own.join, labelled=False, paired=task.reads_pairs, keys="")
-        asked = asked.or_like(own, names)
+        asked = replace(ANY, join=trained_on.join, labelled=False, paired=task.reads_pairs, keys="")
+        asked = asked.or_like(trained_on, names)
         chosen = choose(names, [record.fields], asked, name)
     else:
         chosen = Chosen(column, None, LABEL)

@@ -100,10 +100,10 @@ def score(config: ScoreConfig) -> None:
             findings = findings_of(count, config.seed + order)
             seconds = time.perf_counter() - began
             prompt = replace(config.prompt, shots=count)
-            own = replace(config, prompt=prompt, seed=config.seed + order)
+            run_config = replace(config, prompt=prompt, seed=config.seed + order)
             part = (count, order) if isinstance(source, TaskData) and len(runs) > 1 else None
             directory = _directory(config, typed, part)
-            _write(directory, own, typed, findings, trained, seconds)
+            _write(directory, run_config, typed, findings, trained, seconds)
             _say(directory.path, findings, part)
 
 
@@ -126,12 +126,12 @@ def _findings_of(
 def _shots(config: ScoreConfig) -> list[int]:
     at_least("prompt.orders:", config.prompt.orders, 1, ConfigError)
     typed = config.prompt.shots
-    found = [typed] if isinstance(typed, int) else typed if isinstance(typed, list) else []
-    if not found or not all(type(each) is int and each >= 0 for each in found):
+    shots = [typed] if isinstance(typed, int) else typed if isinstance(typed, list) else []
+    if not shots or not all(type(count) is int and count >= 0 for count in shots):
         raise ConfigError(
             f"prompt.shots: expected a number, or a list such as [0,1,4]; got {typed}"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(shots))
 
 
 def _directory(
@@ -153,7 +153,7 @@ def _write(
     seconds: float,
 ) -> None:
     model = trained.model
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     task = findings.task or {}
     results = Results(
         command="score",
@@ -243,29 +243,29 @@ class Prompter:
         if not self.is_causal:
             return self._fill(examples)
         with progress("asking", len(examples), "prompts") as more:
-            found = []
-            for each in examples:
-                found.append(self._go_on(each))
+            probabilities = []
+            for example in examples:
+                probabilities.append(self._go_on(example))
                 more(1)
-        return found
+        return probabilities
 
     def _go_on(self, example: PromptExample) -> dict[str, npt.NDArray[np.float64]]:
         """Return what a causal model says of an example."""
-        answers = [self.template.answer(word) for own in example.words for word in own]
+        answers = [self.template.answer(word) for words in example.words for word in words]
         rows = self._rows(example, answers)
-        said = [each.tolist() for each in self._read.score(rows)]
+        said = [logs.tolist() for logs in self._read.score(rows)]
         alone: list[list[float]] = [[] for _ in answers]
         if self.norm == "unconditional":
             bare = [ending_of(self._encode, self.template.bare, answer) for answer in answers]
-            alone = [each.tolist() for each in self._alone.score(_with_start(bare))]
-        found = {}
+            alone = [logs.tolist() for logs in self._alone.score(_with_start(bare))]
+        probabilities = {}
         for norm in dict.fromkeys(("none", self.norm)):
             scores = iter(
-                normalised(own, answer, norm, other)
-                for own, answer, other in zip(said, answers, alone, strict=True)
+                normalised(logs, answer, norm, other)
+                for logs, answer, other in zip(said, answers, alone, strict=True)
             )
-            found[norm] = shares([[next(scores) for _ in own] for own in example.words])
-        return found
+            probabilities[norm] = shares([[next(scores) for _ in words] for words in example.words])
+        return probabilities
 
     def _rows(self, example: PromptExample, answers: Sequence[str]) -> list[Ending]:
         """Return an example's prompt with each answer, after as many items as there is room."""
@@ -284,10 +284,10 @@ class Prompter:
         positions = self.trained.start.description.shape.positions
         gaps = []
         for example in examples:
-            asked = [self._token(word) for own in example.words for word in own]
-            own = self.template.filled(example.text, example.pair, "[MASK]")
+            asked = [self._token(word) for words in example.words for word in words]
+            question = self.template.filled(example.text, example.pair, "[MASK]")
             for left in range(len(self.shots) + 1):
-                text = self.template.joined([*self.shots[left:], own])
+                text = self.template.joined([*self.shots[left:], question])
                 tokens = encode_with_gaps(text, tokenizer, self.trained.start.around)
                 if len(tokens) <= positions:
                     break
@@ -298,12 +298,12 @@ class Prompter:
                 raise DataError(f"The text {example.text[:80]!r} holds [MASK], as its prompt does.")
             gaps.append(Gap(tokens, tokens.index(tokenizer.mask), asked))
         said = score_gaps(self.trained.model, gaps, tokenizer.pad, self.batch)
-        found = []
-        for example, each in zip(examples, said, strict=True):
-            scores = iter(each.tolist())
-            by_label = shares([[next(scores) for _ in own] for own in example.words])
-            found.append(dict.fromkeys(("none", self.norm), by_label))
-        return found
+        probabilities = []
+        for example, logs in zip(examples, said, strict=True):
+            scores = iter(logs.tolist())
+            by_label = shares([[next(scores) for _ in words] for words in example.words])
+            probabilities.append(dict.fromkeys(("none", self.norm), by_label))
+        return probabilities
 
     def _token(self, word: str) -> int:
         """Return the one token of a word."""
@@ -346,14 +346,14 @@ class PromptedData:
 
     def findings(self, shots: int, seed: int) -> Findings:
         """Return how often the right label, or choice, is the likeliest."""
-        train = [self._example(each) for each in self._data.splits["train"]] if shots else []
-        labels = [0 if self._is_choice else each.label for each in train]
+        train = [self._example(example) for example in self._data.splits["train"]] if shots else []
+        labels = [0 if self._is_choice else example.label for example in train]
         shown = [
-            self._template.filled(each.text, each.pair, each.words[each.label][0])
-            for each in (train[number] for number in draw_shots(labels, shots, seed))
+            self._template.filled(example.text, example.pair, example.words[example.label][0])
+            for example in (train[number] for number in draw_shots(labels, shots, seed))
         ]
         prompter = Prompter(self._trained, self._template, shown, self._asked.norm, self._batch)
-        examples = [self._example(each) for each in self._data.splits[self._split]]
+        examples = [self._example(example) for example in self._data.splits[self._split]]
         return self._scored(prompter, examples)
 
     def _example(self, example: Any) -> PromptExample:
@@ -383,21 +383,24 @@ class PromptedData:
 
     def _scored(self, prompter: Prompter, examples: Sequence[PromptExample]) -> Findings:
         norm, labels = self._asked.norm, self._data.labels
-        found = prompter.ask(examples)
+        probabilities = prompter.ask(examples)
         bias_C = None
-        variants = {name: [each[name] for each in found] for name in dict.fromkeys(("none", norm))}
+        variants = {
+            name: [by_norm[name] for by_norm in probabilities]
+            for name in dict.fromkeys(("none", norm))
+        }
         if self._asked.calibrate:
             # Another [MASK] would be a second gap.
             texts = [text for text in CONTENT_FREE if prompter.is_causal or text != "[MASK]"]
             nothing = [replace(examples[0], text=text, pair=None) for text in texts]
-            bias_C = np.mean([each[norm] for each in prompter.ask(nothing)], axis=0)
-            variants["calibrated"] = [calibrated(each, bias_C) for each in variants[norm]]
+            bias_C = np.mean([by_norm[norm] for by_norm in prompter.ask(nothing)], axis=0)
+            variants["calibrated"] = [calibrated(shares_C, bias_C) for shares_C in variants[norm]]
         chosen = "calibrated" if self._asked.calibrate else norm
-        labels_B = np.array([each.label for each in examples])
+        labels_B = np.array([example.label for example in examples])
         measures, tables, metrics = _measures(variants[chosen], labels_B, self._task)
         names = [f"accuracy_{name}" for name in variants]
-        for name, own in zip(names, variants.values(), strict=True):
-            measures[name] = _measures(own, labels_B, self._task)[0]["accuracy"]
+        for name, shares_BC in zip(names, variants.values(), strict=True):
+            measures[name] = _measures(shares_BC, labels_B, self._task)[0]["accuracy"]
         others = [Metric(name, higher_is_better=True, unit="fraction") for name in names]
         items = list(map(self._item, itertools.count(), examples, variants[chosen]))
         said = Counter(item.predicted for item in items)
@@ -450,7 +453,7 @@ def _measures(
     shares_BC: Sequence[npt.NDArray[np.float64]], labels_B: npt.NDArray[np.int64], task: Task
 ) -> tuple[dict[str, float], dict[str, Any], Sequence[Metric]]:
     """Return the measures, tables and metrics that fine-tuned models of the task have."""
-    most = max(len(each) for each in shares_BC)
+    most = max(map(len, shares_BC))
     logits_BC = torch.full((len(shares_BC), most), -torch.inf, dtype=torch.float64)
     for row, shares_C in enumerate(shares_BC):
         # A share of exactly 0 stays the least likely of those that are there.

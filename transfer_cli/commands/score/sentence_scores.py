@@ -57,15 +57,15 @@ def score_pairs(scorer: SentenceScorer, pairs: Sequence[MinimalPair]) -> Finding
     judged = judge_pairs(scorer, pairs)
     groups, longer = accuracy_by_group(judged), longer_wins(judged)
     measures = {
-        "accuracy": math.fsum(each.score for each in judged) / len(judged),
-        "macro_accuracy": math.fsum(each.accuracy for each in groups) / len(groups),
+        "accuracy": math.fsum(pair.score for pair in judged) / len(judged),
+        "macro_accuracy": math.fsum(group.accuracy for group in groups) / len(groups),
         **({} if longer is None else {"longer_wins": longer}),
-        **{f"accuracy/{each.group}": each.accuracy for each in groups if each.group},
+        **{f"accuracy/{group.group}": group.accuracy for group in groups if group.group},
     }
-    items = [_item(index, each) for index, each in enumerate(judged)]
+    items = [_item(index, pair) for index, pair in enumerate(judged)]
     task = {"name": "minimal_pairs", "expected": "good sentence"}
     return Findings(
-        "test", measures, PAIR_METRICS, items, [str(each) for each in groups], task=task
+        "test", measures, PAIR_METRICS, items, [str(group) for group in groups], task=task
     )
 
 

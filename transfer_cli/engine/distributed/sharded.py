@@ -183,7 +183,7 @@ def shard_state(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
 def shard_average(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """Return the state of an average of unsharded weights as that of one of sharded weights."""
     tensors = model.state_dict()
-    copies = [{n: shard_like(t, tensors[n]) for n, t in each.items()} for each in state["copies"]]
+    copies = [{n: shard_like(t, tensors[n]) for n, t in copy.items()} for copy in state["copies"]]
     return {**state, "copies": copies}
 
 

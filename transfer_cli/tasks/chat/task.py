@@ -79,22 +79,24 @@ class ChatTask(Task):
         return None if self.template is None else ChatTemplate(self.template, self.tokens, self.end)
 
     def written_by(self, chat: Callable[[], Any]) -> "ChatTask":
-        found = chat()
-        if found is None:
+        template = chat()
+        if template is None:
             raise ConfigError(
                 "init_from: this model has no chat template, by which conversations become text; "
                 "say tokenizer.chat_template=chatml, or give the file of one"
             )
-        return replace(self, template=found.source, tokens=dict(found.tokens), end=found.end)
+        return replace(
+            self, template=template.source, tokens=dict(template.tokens), end=template.end
+        )
 
     def text_column(self, names: Sequence[str], name: str) -> str | None:
         return turns_of(names)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> ChatExample:
-        found = conversation_of(record, text, text, name).unanswered()
-        if not found.messages:
+        conversation = conversation_of(record, text, text, name).unanswered()
+        if not conversation.messages:
             raise DataError(f"{name}, line {record.line}: nothing is asked.")
-        return found
+        return conversation
 
     def texts(self, example: ChatExample) -> tuple[str, ...]:
         """See `Task`; all that was said before an answer is one text."""
@@ -256,12 +258,12 @@ class _Writer:
         starts_T = np.asarray(starts)
         answers, begin = list[int](), len(tokens)
         for first, last in spans:
-            found = ((starts_T >= first) & (starts_T < last)).nonzero()[0].tolist()
-            begin = found[0] if found else begin
+            places = ((starts_T >= first) & (starts_T < last)).nonzero()[0].tolist()
+            begin = places[0] if places else begin
             # Of what a template writes behind the end of an answer, the model says nothing.
-            while self.end in (tokens[at] for at in found) and tokens[found[-1]] != self.end:
-                found.pop()
-            answers += (at for at in found if at)
+            while self.end in (tokens[at] for at in places) and tokens[places[-1]] != self.end:
+                places.pop()
+            answers += (at for at in places if at)
         return _ChatRow(tokens, answers, begin, str(example.messages[-1]["content"]))
 
     def _cut(self, example: ChatExample, row: _ChatRow, length: int) -> _ChatRow:
@@ -302,13 +304,13 @@ class Conversations(Table):
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
-        found = conversation_of(record, columns.text, columns.label, name).answered()
-        if not found.messages:
+        conversation = conversation_of(record, columns.text, columns.label, name).answered()
+        if not conversation.messages:
             cure = other_data(record.fields)
             raise DataError(
                 f"{name}, line {record.line}: the conversation has no answer.{cure}", "no answer"
             )
-        return TableRow(record.line, "", found)
+        return TableRow(record.line, "", conversation)
 
     def example(self, row: TableRow, numbers: tuple[int, ...]) -> ChatExample:
         said: ChatExample = replace(row.label, file=row.file)

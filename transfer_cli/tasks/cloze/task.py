@@ -219,5 +219,5 @@ class Cloze(Classification):
         logits_BV = model.heads[HEAD](pooled_BD, model.backbone.token_embedding.weight)
         tokens_N = torch.tensor([token for tokens in self._tokens.values() for token in tokens])
         logits_BN = logits_BV.index_select(1, tokens_N.to(logits_BV.device, non_blocking=True))
-        each = logits_BN.float().split([len(tokens) for tokens in self._tokens.values()], dim=1)
-        return torch.stack([logits_Bn.mean(1) for logits_Bn in each], dim=1)
+        by_label = logits_BN.float().split([len(tokens) for tokens in self._tokens.values()], dim=1)
+        return torch.stack([logits_Bn.mean(1) for logits_Bn in by_label], dim=1)

@@ -322,7 +322,7 @@ class Dialogs(LabelledFiles):
     max_history: int = 2
     speakers: tuple[str, ...] = SPEAKERS
 
-    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; to score a run on PersonaChat's file, the turns of `valid`."""
         splits = {}
         for split, files in paths.items():

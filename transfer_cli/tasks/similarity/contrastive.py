@@ -99,7 +99,7 @@ class Contrastive(Answering):
 
     def __post_init__(self) -> None:
         above_zero("scale", self.scale)
-        if any(each < 1 for each in self.matryoshka):
+        if any(count < 1 for count in self.matryoshka):
             raise ValueError(f"matryoshka must be sizes of 1 or more, got {list(self.matryoshka)}")
 
     @property
@@ -152,7 +152,7 @@ class Contrastive(Answering):
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return none: the vectors are the backbone's."""
         width = backbone.shape.width * (3 if self.pooling == "concat" else 1)
-        if any(each >= width for each in self.matryoshka):
+        if any(count >= width for count in self.matryoshka):
             raise ConfigError(
                 f"objective.matryoshka: {list(self.matryoshka)} are to be smaller than a vector, "
                 f"which has {width} numbers"
@@ -187,7 +187,7 @@ class Contrastive(Answering):
 
     def _parts(self, vectors_NKD: Tensor) -> list[Tensor]:
         """Return the vectors, and their first numbers, as many as each of the sizes."""
-        return [vectors_NKD, *(vectors_NKD[..., :each] for each in self.matryoshka)]
+        return [vectors_NKD, *(vectors_NKD[..., :count] for count in self.matryoshka)]
 
     def _losses_of(self, vectors_NKD: Tensor, batch: Batch) -> Tensor:
         if self._chosen == "multiple_negatives":
@@ -259,4 +259,4 @@ class Contrastive(Answering):
     def shown(self, outputs: Any, batch: Batch) -> Iterable[tuple[str, str]]:
         cosine_B, expected_B = self._cosines(outputs)[:, 0], self._expected(outputs, batch)
         both = zip(expected_B.tolist(), cosine_B.tolist(), strict=True)
-        return [(shown(wanted), shown(found)) for wanted, found in both]
+        return [(shown(wanted), shown(cosine)) for wanted, cosine in both]

@@ -42,9 +42,9 @@ def retrieval(
         wanted = relevant[first : first + _PORTION]
         for cosines_M, documents in zip(cosines_QM, wanted, strict=True):
             ranks = np.sort([(cosines_M >= cosines_M[at]).sum() for at in documents])
-            found = ranks[ranks <= CUTOFF]
+            hits = ranks[ranks <= CUTOFF]
             sums["mrr"] += 1 / ranks[0]
             sums["recall_at_1"] += (ranks == 1).sum() / len(ranks)
-            sums["recall_at_10"] += len(found) / len(ranks)
-            sums["ndcg_at_10"] += gains[found - 1].sum() / gains[: len(ranks)].sum()
+            sums["recall_at_10"] += len(hits) / len(ranks)
+            sums["ndcg_at_10"] += gains[hits - 1].sum() / gains[: len(ranks)].sum()
     return {name: float(total) / len(queries_QD) for name, total in sums.items()}

@@ -116,7 +116,7 @@ class SimilarityTask(Task):
         texts = [Example(text) for example in examples for text in example.texts]
         numbers: dict[str, int] = {}
         number_NK: Any = np.full(
-            (len(examples), max(len(each.texts) for each in examples)), NO_TEXT
+            (len(examples), max(len(example.texts) for example in examples)), NO_TEXT
         )
         for row, example in enumerate(examples):
             for place, text in enumerate(example.texts):
@@ -167,13 +167,13 @@ class SimilarityTask(Task):
         every = {at: row for at, windows in rows.items() for row in windows.values()}
         if not all("vectors" in row for row in every.values()):
             given = [data.examples[at].value for at in every]
-            found: dict[str, float | None] = {}
+            correlations: dict[str, float | None] = {}
             for name, place in parts.items():
                 cosines = [row["cosine"][place] for row in every.values()]
                 ranks = average_ranks(cosines), average_ranks(given)
-                found[f"spearman{name}"] = correlation(*ranks)
-                found[f"pearson{name}"] = correlation(cosines, given)
-            return {name: value for name, value in found.items() if value is not None}
+                correlations[f"spearman{name}"] = correlation(*ranks)
+                correlations[f"pearson{name}"] = correlation(cosines, given)
+            return {name: value for name, value in correlations.items() if value is not None}
         anchors, documents = dict[str, Any](), dict[str, Any]()
         relevant = defaultdict[str, set[str]](set)
         for at, row in every.items():
@@ -311,7 +311,7 @@ class InferenceTable(PairsTable):
                 f"{name}: which columns are the premise and the hypothesis? Say data.text=COLUMN "
                 "data.pair=COLUMN."
             )
-        premise, hypothesis = (_whole(record, each, name) for each in (columns.text, columns.pair))
+        premise, hypothesis = (_whole(record, key, name) for key in (columns.text, columns.pair))
         return TableRow(record.line, premise, label, hypothesis)
 
     def of_rows(
@@ -325,7 +325,7 @@ class InferenceTable(PairsTable):
         for row in rows:
             if row.label not in _ENTAILED or row.text.strip() == str(row.pair).strip():
                 continue  # a premise that is repeated says nothing
-            others = [each for each in against[row.text] if each != row.pair]
+            others = [text for text in against[row.text] if text != row.pair]
             negative = others[turns[row.text] % len(others)] if others else None
             turns[row.text] += 1
             examples.append(

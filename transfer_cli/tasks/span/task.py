@@ -288,8 +288,8 @@ class Squad(LabelledFiles):
     def read(self, path: Path) -> list[SpanExample]:
         return read_questions(path)
 
-    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
-        data = super().examples(paths, own)
+    def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
+        data = super().examples(paths, columns)
         if "train" not in paths:
             return data
         questions = data.splits["train"]

@@ -68,7 +68,7 @@ class TaggedFiles(LabelledFiles):
             one_of("tag", self.tag, FIELDS, ValueError)
         self._columns = TagColumns(self.word, self.tag, self.comments, self.names)
 
-    def examples(self, paths: Mapping[str, Sequence[Path]], own: Wanted = ANY) -> LabelledData:
+    def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; the scheme is that of the first split."""
         read = {path: self._sentences(path) for path in chain.from_iterable(paths.values())}
         first = next(iter(paths.values()))

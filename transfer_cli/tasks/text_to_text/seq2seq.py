@@ -48,8 +48,8 @@ class Seq2Seq(PrefixLM):
         rows = zip(source["tokens"], source["mask"], strict=True)
         shown = super().samples(model, batch, encoded)
         return [
-            replace(each, tokens=tokens[mask].tolist())
-            for each, (tokens, mask) in zip(shown, rows, strict=True)
+            replace(sample, tokens=tokens[mask].tolist())
+            for sample, (tokens, mask) in zip(shown, rows, strict=True)
         ]
 
 
