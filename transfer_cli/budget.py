@@ -15,7 +15,7 @@ from transfer_cli.errors import ConfigError
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?) ?(s|min|h|flop)")
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "flop": 1.0}
 
-HALF_LIFE = 15.387756
+REPEAT_DECAY = 15.387756
 """R*_D of Muennighoff et al. 2023 (equation 5, as fitted there): how often a text can be read again
 until a further time is worth 1/e of the first."""
 
@@ -72,20 +72,20 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Offer:
+class Candidate:
     """A depth, how many tokens its run reads, and the loss that is foreseen.
 
     Args:
-        worth: As how many tokens that are read once these count.
+        effective_tokens: As how many tokens that are read once these count.
     """
 
     depth: int
     tokens: float
-    worth: float
+    effective_tokens: float
     loss: float
 
 
-def worth_of(tokens: float, unique: float) -> float:
+def effective_tokens(tokens: float, unique: float) -> float:
     """Return as how many tokens that are read once some count, of a text of so many `unique` ones.
 
     Muennighoff et al. 2023, equation 5: U + U R* (1 - exp(-R / R*)), R being the repeats.
@@ -93,43 +93,44 @@ def worth_of(tokens: float, unique: float) -> float:
     if tokens <= unique:
         return tokens
     repeats = tokens / unique - 1
-    return unique * (1 + HALF_LIFE * (1 - math.exp(-repeats / HALF_LIFE)))
+    return unique * (1 + REPEAT_DECAY * (1 - math.exp(-repeats / REPEAT_DECAY)))
 
 
-def tokens_for(amount: float, price: float, corpus: Corpus) -> float:
-    """Return how many tokens a run reads for an amount, of which each costs `price`; 0 for none.
+def tokens_for(amount: float, cost: float, corpus: Corpus) -> float:
+    """Return how many tokens a run reads for an amount, of which each costs `cost`; 0 for none.
 
     What is scored is paid for after each epoch, and once more at the end.
     """
-    scoring = FORWARD * price * corpus.scored
-    return max(0.0, (amount - scoring) / (price + scoring / corpus.tokens))
+    scoring = FORWARD * cost * corpus.scored
+    return max(0.0, (amount - scoring) / (cost + scoring / corpus.tokens))
 
 
-def between_depths(prices: Mapping[int, float]) -> dict[int, float]:
-    """Return the price of a token of all depths between those of which it is known.
+def interpolated(costs: Mapping[int, float]) -> dict[int, float]:
+    """Return the cost of a token of all depths between those of which it is known.
 
-    A price grows with a power of the depth from each known one to the next.
+    It grows with a power of the depth from each known one to the next.
     """
-    known, every = sorted(prices), dict(prices)
+    known, every = sorted(costs), dict(costs)
     for low, high in pairwise(known):
-        power = math.log(prices[high] / prices[low]) / math.log(high / low)
+        power = math.log(costs[high] / costs[low]) / math.log(high / low)
         for depth in range(low + 1, high):
-            every[depth] = prices[low] * (depth / low) ** power
+            every[depth] = costs[low] * (depth / low) ** power
     return every
 
 
-def offers_of(
+def candidates_for(
     amount: float,
-    prices: Mapping[int, float],
+    costs: Mapping[int, float],
     parameters: Mapping[int, float],
     corpus: Corpus,
     law: Callable[[float, float], float],
-) -> Sequence[Offer]:
+) -> Sequence[Candidate]:
     """Return what an amount pays for at each depth, the lowest foreseen loss first."""
-    offers = []
-    for depth, price in sorted(prices.items()):
-        tokens = tokens_for(amount, price, corpus)
+    candidates = []
+    for depth, cost in sorted(costs.items()):
+        tokens = tokens_for(amount, cost, corpus)
         if tokens >= 1:
-            worth = worth_of(tokens, corpus.tokens)
-            offers.append(Offer(depth, tokens, worth, law(parameters[depth], worth)))
-    return sorted(offers, key=lambda offer: offer.loss)
+            effective = effective_tokens(tokens, corpus.tokens)
+            loss = law(parameters[depth], effective)
+            candidates.append(Candidate(depth, tokens, effective, loss))
+    return sorted(candidates, key=lambda candidate: candidate.loss)

@@ -305,7 +305,8 @@ REFUSED = {
     "port=99999": "port", "host=nowhere.invalid": "host", "serve.token_file=none.txt": "token_file",
     "serve.token_file=empty.txt": "token_file", "serve.queue=10": "serve.queue",
     "serve.timeout_seconds=0": "timeout_seconds", "serve.batch=0": "serve.batch",
-    "serve.origins=[a.org]": "serve.origins", "{run}": "run",
+    "serve.origins=[a.org]": "serve.origins", "serve.origins=[https://a.org/page]": "serve.origins",
+    "{run}": "run",
 }  # fmt: skip
 
 

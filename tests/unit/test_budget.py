@@ -6,10 +6,10 @@ from transfer_cli.budget import (
     Budget,
     Corpus,
     Law,
-    between_depths,
-    offers_of,
+    candidates_for,
+    effective_tokens,
+    interpolated,
     tokens_for,
-    worth_of,
 )
 from transfer_cli.dial import feedforward, parameters, width
 from transfer_cli.errors import ConfigError
@@ -18,7 +18,7 @@ LAW = Law(1.7, 406.4, 0.34, 410.7, 0.28)  # Hoffmann et al. 2022, approach 3
 SIZES = {
     depth: parameters(depth, width(depth), feedforward(width(depth))) for depth in range(1, 33)
 }
-PRICES = {depth: 6.0 * size for depth, size in SIZES.items()}
+COSTS = {depth: 6.0 * size for depth, size in SIZES.items()}
 ENDLESS = Corpus(1e15)
 
 
@@ -39,36 +39,36 @@ def test_what_is_no_budget_is_refused(text):
 
 @pytest.mark.parametrize("amount", [1e14, 1e16, 1e18])
 def test_the_choice_is_the_depth_of_the_lowest_foreseen_loss(amount):
-    offers = offers_of(amount, PRICES, SIZES, ENDLESS, LAW)
+    candidates = candidates_for(amount, COSTS, SIZES, ENDLESS, LAW)
 
-    assert offers[0].loss == min(LAW(SIZES[d], amount / PRICES[d]) for d in SIZES)
-    assert offers[0].tokens * PRICES[offers[0].depth] == pytest.approx(amount)
+    assert candidates[0].loss == min(LAW(SIZES[d], amount / COSTS[d]) for d in SIZES)
+    assert candidates[0].tokens * COSTS[candidates[0].depth] == pytest.approx(amount)
 
 
 def test_more_pays_for_a_deeper_model_a_longer_run_and_a_lower_loss():
-    offers = [
-        offers_of(amount, PRICES, SIZES, ENDLESS, LAW)[0] for amount in (1e14, 1e15, 1e16, 1e17)
+    candidates = [
+        candidates_for(amount, COSTS, SIZES, ENDLESS, LAW)[0] for amount in (1e14, 1e15, 1e16, 1e17)
     ]
 
     for name in ("depth", "tokens"):
-        values = [getattr(offer, name) for offer in offers]
+        values = [getattr(candidate, name) for candidate in candidates]
         assert values == sorted(set(values))
-    losses = [offer.loss for offer in offers]
+    losses = [candidate.loss for candidate in candidates]
     assert losses == sorted(losses, reverse=True)
 
 
 def test_repeats_are_worth_less_from_the_first_and_never_more_than_a_bound():
-    assert worth_of(0.5, 1) == 0.5
-    assert worth_of(4, 1) == pytest.approx(3.72, abs=0.02)  # four epochs: nearly as new
-    assert worth_of(40, 1) == pytest.approx(15.17, abs=0.02)
-    assert worth_of(1e9, 1) == pytest.approx(1 + 15.387756)
+    assert effective_tokens(0.5, 1) == 0.5
+    assert effective_tokens(4, 1) == pytest.approx(3.72, abs=0.02)  # four epochs: nearly as new
+    assert effective_tokens(40, 1) == pytest.approx(15.17, abs=0.02)
+    assert effective_tokens(1e9, 1) == pytest.approx(1 + 15.387756)
 
 
 def test_a_text_that_is_read_often_pays_for_a_deeper_model_than_one_without_end():
-    short = offers_of(1e17, PRICES, SIZES, Corpus(1e7), LAW)[0]
+    short = candidates_for(1e17, COSTS, SIZES, Corpus(1e7), LAW)[0]
 
-    assert short.depth > offers_of(1e17, PRICES, SIZES, ENDLESS, LAW)[0].depth
-    assert short.worth < short.tokens
+    assert short.depth > candidates_for(1e17, COSTS, SIZES, ENDLESS, LAW)[0].depth
+    assert short.effective_tokens < short.tokens
 
 
 def test_what_is_scored_is_paid_for_after_each_epoch_and_at_the_end():
@@ -81,11 +81,11 @@ def test_what_is_scored_is_paid_for_after_each_epoch_and_at_the_end():
 
 
 def test_an_amount_that_pays_for_nothing_chooses_nothing():
-    assert not offers_of(1.0, PRICES, SIZES, Corpus(1e6, scored=1e5), LAW)
+    assert not candidates_for(1.0, COSTS, SIZES, Corpus(1e6, scored=1e5), LAW)
 
 
 def test_depths_between_measured_ones_cost_what_lies_between():
-    every = between_depths({2: 1.0, 4: 8.0, 8: 128.0})
+    every = interpolated({2: 1.0, 4: 8.0, 8: 128.0})
 
     assert every[3] == pytest.approx(27 / 8)
     assert sorted(every) == list(range(2, 9))

@@ -342,12 +342,12 @@ def _finding(
 
 def _of_units(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
     """Yield the table of the units without which the loss rises most, by where they are."""
-    rises = defaultdict(list)
+    falls = defaultdict(list)
     for entry in (entry for kind in SINGLE for entry in entries.get(kind, [])):
-        rise = math.inf if entry["loss"] is None else -entry["loss"]
-        rises[entry.get("layer")].append((-rise, entry["unit"]))
+        fall = -math.inf if entry["loss"] is None else entry["loss"]
+        falls[entry.get("layer")].append((fall, entry["unit"]))
     rows: list[list[Any]] = []
-    for layer, units in rises.items():
+    for layer, units in falls.items():
         most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(units)[:MOST_NEEDED])
         of = "embeddings" if layer is None else f"block {layer}"
         rows.append([of, most, -float(np.median([fall for fall, _ in units]))])

@@ -201,7 +201,7 @@ def _time_text(run: "TrainingRun", planned: Blueprint, measured: _Measured) -> s
     low, high = measured.low * counted, measured.high * counted
     if planned.course.loop.minutes is not None and high > 60 * planned.course.loop.minutes:
         low, high = min(low, 60 * planned.course.loop.minutes), 60 * planned.course.loop.minutes
-        rest = ", or what of them fits into loop.minutes"
+        rest += ", or what of them fits into loop.minutes"
     return (
         f"{_range(f'{measured.low:.3g}', f'{measured.high:.3g}')} s a step in the first stage, "
         f"measured over {measured.of_what} on {run.blueprint.precision.device}; about "
@@ -256,7 +256,7 @@ def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Measured
 def _of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> list[int]:
     """Return the numbers of steps to take: of texts in order the first ones, else of each length.
 
-    The first is one of middle length, which warms up.
+    The first is one of middle length, which warms up; then come those that differ most from it.
     """
     sizes, lengths = run.blueprint.course.sizes, run.data.lengths
     if lengths is None or sizes.mixture is not None or run.blueprint.remembers:
@@ -264,8 +264,10 @@ def _of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> li
     sampler = run.streams[MAIN].sampler
     steps = range(min(sizes.total_steps, sizes.steps_per_epoch, MOST_LOOKED_AT))
     by_size = sorted(steps, key=lambda step: int(lengths[sampler.indices(step)].max()))
-    places = [round((place + 0.5) / most * (len(by_size) - 1)) for place in range(most)]
-    return [by_size[place] for place in (len(by_size) // 2, *places)][:most]
+    last, middle = len(by_size) - 1, len(by_size) // 2
+    places = [round((place + 0.5) / (most - 1) * last) for place in range(most - 1)]
+    places.sort(key=lambda place: -abs(place - middle))
+    return [by_size[place] for place in (middle, *places)]
 
 
 def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:

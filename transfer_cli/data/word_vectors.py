@@ -92,7 +92,8 @@ class WordVectors:
                 try:
                     vector = np.array(numbers, np.float32)
                 except ValueError as error:
-                    raise self._broken(f"line {number}", str(error)[:100]) from error
+                    actual = str(error).partition(": ")[2][:_SHOWN]
+                    raise self._broken(f"line {number}", actual) from error
                 yield word, self._finite(vector, f"line {number}")
 
     def _read_binary(self, wants: Callable[[str], bool]) -> Iterator[tuple[str, Vector]]:

@@ -204,7 +204,7 @@ class Sums(Metric):
     def update(self, output: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
         """Add the tallies and counts of a batch's parts, in float64."""
         finite = True
-        for number, values in (pair for part in output for pair in enumerate(part)):
+        for number, values in itertools.chain.from_iterable(map(enumerate, output)):
             sums = self._sums[number]
             for name, value in values.items():
                 addend = torch.as_tensor(value).detach().to("cpu", torch.float64)

@@ -48,7 +48,7 @@ def with_gradients(
         counted: Whether each is a part of the step; others only keep step, and get zeros.
     """
     local_outputs = torch.cat(
-        [out[:0] if not is_in else out for out, is_in in zip(outputs, counted, strict=True)]
+        [out if is_in else out[:0] for out, is_in in zip(outputs, counted, strict=True)]
     )
     everyone = [
         local_outputs.detach(),

@@ -80,9 +80,8 @@ def write_beside_graph(ours: Ours, folder: Path, preferred: Family | None) -> st
     shape, it names one that reads in its direction, with the sizes. The graph alone is computed.
     """
     known, shape = families(), ours.shape
-    fitting = [f for f in known.values() if not f.misfits(shape, ours.tokenizer)]
-    if preferred is not None or fitting:
-        family = preferred or fitting[0]
+    fitting = (kind for kind in known.values() if not kind.misfits(shape, ours.tokenizer))
+    if family := preferred or next(fitting, None):
         config = family.config(shape)
     else:
         family = known["gpt2" if shape.direction == "causal" else "bert"]

@@ -114,7 +114,7 @@ def chat_template_in(folder: Path) -> ChatTemplate | None:
     options, file = _object(folder / OPTIONS), folder / CHAT_TEMPLATE
     template = options.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry for entry in template if isinstance(entry, dict)}
+        named = {str(entry.get("name")): entry for entry in template if isinstance(entry, dict)}
         template = named.get("default", {}).get("template")
     if file.is_file():
         with raised_as(DataError, f"{file}: ", OSError, ValueError):

@@ -1,5 +1,6 @@
 """`transfer serve`: answer over HTTP until a signal ends it."""
 
+import re
 import socket
 from contextlib import closing
 from dataclasses import fields
@@ -12,6 +13,7 @@ from transfer_cli.errors import ConfigError, above_zero, at_least, between, pip_
 from transfer_cli.safe_files import UnreadableError, read_text
 
 _PACKAGES = ("starlette", "uvicorn", "httptools", "uvloop", "prometheus_client")
+_ORIGIN = re.compile(r"https?://[^/?#@\s]+/?")
 
 
 def serve(config: ServeConfig) -> None:
@@ -83,7 +85,7 @@ def _token(file: str | None) -> str | None:
 def _origins(given: Any) -> list[str]:
     origins = given if isinstance(given, list) else [] if given is None else [given]
     for origin in origins:
-        if not isinstance(origin, str) or not origin.startswith(("http://", "https://")):
+        if not isinstance(origin, str) or not _ORIGIN.fullmatch(origin):
             raise ConfigError(
                 f"serve.origins: expected such as [https://example.com], got {origin!r}"
             )

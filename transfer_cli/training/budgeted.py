@@ -22,11 +22,11 @@ from transfer_cli.budget import (
     FORWARD,
     WORTH_NEW,
     Budget,
+    Candidate,
     Corpus,
     Law,
-    Offer,
-    between_depths,
-    offers_of,
+    candidates_for,
+    interpolated,
 )
 from transfer_cli.config.build import plain
 from transfer_cli.config.command_line import CommandLine
@@ -71,53 +71,63 @@ def within_budget(
     if config.budget is None:
         return config, line
     typed = line.overrides
-    shop = _Shop(config, command, typed, Budget.parse(config.budget))
-    budget, prices = shop.budget, shop.prices_of_depths()
+    meter = _TokenCosts(config, command, typed, Budget.parse(config.budget))
+    budget, costs = meter.budget, meter.by_depth()
     left = budget.amount
     if budget.unit == "s":
         spent = of_main(time.perf_counter() - line.began)
-        aside = ASIDE_SECONDS + 2 * of_main(shop.drawing)
+        aside = ASIDE_SECONDS + 2 * of_main(meter.drawing)
         left = (1 - ASIDE_SHARE) * (left - spent - aside)
-    offers = shop.offers(left, prices)
-    if not offers:
-        raise ConfigError(
-            f"budget: {config.budget} is too short to train on this text and to score it; give "
-            "more, or fewer texts for validation (data.validation)"
-        )
-    best, values = offers[0], dict[str, Any]()
+    candidates, values = _affordable(config.budget, meter, left, costs), dict[str, Any]()
+    best = candidates[0]
     if budget.unit == "s":
         # Once more at its own batch: it may lie between the depths that were measured.
         began = time.perf_counter()
-        price = prices[best.depth] = shop.price(best.depth, best.tokens)
+        cost = costs[best.depth] = meter.cost(best.depth, best.tokens)
         left -= of_main(time.perf_counter() - began)
-        best = next(iter(shop.offers(left, {best.depth: price})), best)
-        values["loop.minutes"] = round((left - FORWARD * price * shop.corpus.scored) / 60, 3)
-    _say(config.budget, best, offers, shop)
-    twice = shop.offers(left + budget.amount, prices)[0]
+        best = _affordable(config.budget, meter, left, {best.depth: cost})[0]
+        values["loop.minutes"] = round((left - FORWARD * cost * meter.corpus.scored) / 60, 3)
+    _say(config.budget, best, candidates, meter)
+    twice = meter.candidates(left + budget.amount, costs)[0]
     log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
              twice.loss, twice.depth, twice.tokens / 1e6)  # fmt: skip
     values |= {"model.depth": best.depth, "loop.tokens": float(round(best.tokens))}
     return redialled(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed), line
 
 
-def _say(budget: str, best: Offer, offers: Sequence[Offer], shop: "_Shop") -> None:
-    epochs, repeats = best.tokens / shop.corpus.tokens, ""
-    if epochs > WORTH_NEW:
-        repeats = (
-            f", worth {best.worth / shop.corpus.tokens:.1f} of new text (Muennighoff et al. 2023)"
+def _affordable(
+    budget: str, meter: "_TokenCosts", left: float, costs: Mapping[int, float]
+) -> Sequence[Candidate]:
+    candidates = meter.candidates(left, costs)
+    if not candidates:
+        raise ConfigError(
+            f"budget: {budget} is too short to train on this text and to score it; give more, or "
+            "fewer texts for validation (data.validation)"
         )
+    return candidates
+
+
+def _say(
+    budget: str, best: Candidate, candidates: Sequence[Candidate], meter: "_TokenCosts"
+) -> None:
+    epochs, repeats = best.tokens / meter.corpus.tokens, ""
+    if epochs > WORTH_NEW:
+        worth = best.effective_tokens / meter.corpus.tokens
+        repeats = f", worth {worth:.1f} of new text (Muennighoff et al. 2023)"
     log.info("budget: %s: depth %d and %.3gM tokens, %.3g epochs%s", budget, best.depth,
              best.tokens / 1e6, epochs, repeats)  # fmt: skip
-    rest = [offer for offer in offers if offer.depth != best.depth][:3]
-    others = "".join(f", {offer.loss:.3f} with depth {offer.depth}" for offer in rest)
-    log.info("budget: a loss of %.3f a token is foreseen by %s%s", best.loss, shop.by, others)
+    rest = [candidate for candidate in candidates if candidate.depth != best.depth][:3]
+    others = "".join(f", {candidate.loss:.3f} with depth {candidate.depth}" for candidate in rest)
+    log.info(
+        "budget: a loss of %.3f a token is foreseen by %s%s", best.loss, meter.law_name, others
+    )
 
 
-class _Shop:
+class _TokenCosts:
     """Tells what tokens cost: in operations, or in seconds, measured here once for a shape.
 
     Attributes:
-        by: What foresees the loss: the key dial.law, or a ladder.
+        law_name: What foresees the loss: the key dial.law, or a ladder.
         corpus: The text of the model that was last asked for.
         drawing: The seconds that it took to look at that; to build it takes about twice as long.
     """
@@ -132,33 +142,33 @@ class _Shop:
         self._command, self._typed = command, typed
         self.budget, self.corpus, self.drawing = budget, Corpus(0.0), 0.0
         self._law: Callable[[float, float], float] = Law(**plain(config.dial.law, "dial.law"))
-        self.by, self._rows = "dial.law", 0
+        self.law_name, self._rows = "dial.law", 0
         if (sweep := config.ladder.of) is not None and (law := loss_by_size(runs_of_ladder(sweep))):
-            self._law, self.by = law, sweep
+            self._law, self.law_name = law, sweep
 
-    def offers(self, amount: float, prices: Mapping[int, float]) -> Sequence[Offer]:
+    def candidates(self, amount: float, costs: Mapping[int, float]) -> Sequence[Candidate]:
         """Return what an amount pays for, the lowest foreseen loss first."""
-        sizes = {depth: self._parameters(depth) for depth in prices}
-        if self.by != "dial.law":  # a ladder counts embeddings, too
+        sizes = {depth: self._parameters(depth) for depth in costs}
+        if self.law_name != "dial.law":  # a ladder counts embeddings, too
             sizes = {
                 n: size + self._rows * self._of_depth(n).model.width for n, size in sizes.items()
             }
-        return offers_of(amount, prices, sizes, self.corpus, self._law)
+        return candidates_for(amount, costs, sizes, self.corpus, self._law)
 
-    def prices_of_depths(self) -> dict[int, float]:
-        """Return the price of a token of each depth that may be the best one."""
+    def by_depth(self) -> dict[int, float]:
+        """Return the cost of a token of each depth that may be the best one."""
         is_typed = any(word.lstrip("+").startswith("model.depth=") for word in self._typed)
         known, amount = dict[int, float](), self.budget.amount
         # Of a parameter; with it, each depth is measured at about the batch of its run.
         guess = GUESSED[self.budget.unit]
         for depth in (self._config.model.depth,) if is_typed else DEPTHS:
             size = self._parameters(depth)
-            known[depth] = self.price(depth, max(1.0, amount / (guess * size)))
+            known[depth] = self.cost(depth, max(1.0, amount / (guess * size)))
             guess = known[depth] / size
-            offers = self.offers(amount, known)
-            if not offers or offers[0].depth < depth:
+            candidates = self.candidates(amount, known)
+            if not candidates or candidates[0].depth < depth:
                 break
-        return between_depths(known)
+        return interpolated(known)
 
     def _of_depth(self, depth: int, tokens: float | None = None) -> DictConfig:
         length = {} if tokens is None else {"loop.tokens": tokens}
@@ -167,7 +177,7 @@ class _Shop:
     def _parameters(self, depth: int) -> float:
         return float(self._of_depth(depth).dial.parameters)
 
-    def price(self, depth: int, tokens: float) -> float:
+    def cost(self, depth: int, tokens: float) -> float:
         """Return what a token costs in a run of so many."""
         config = self._of_depth(depth, tokens)
         began = time.perf_counter()

@@ -295,7 +295,10 @@ class Prompter:
                 raise DataError(_too_long(example, positions))
             self.dropped += left
             if tokens.count(tokenizer.mask) != 1:
-                raise DataError(f"The text {example.text[:80]!r} holds [MASK], as its prompt does.")
+                raise DataError(
+                    f"The prompt of {example.text[:80]!r} has several [MASK]: its own, and one in "
+                    "the text or in an example before it."
+                )
             gaps.append(Gap(tokens, tokens.index(tokenizer.mask), asked))
         said = score_gaps(self.trained.model, gaps, tokenizer.pad, self.batch)
         probabilities = []

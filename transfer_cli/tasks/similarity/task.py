@@ -168,10 +168,10 @@ class SimilarityTask(Task):
         if not all("vectors" in row for row in every.values()):
             given = [data.examples[at].value for at in every]
             correlations: dict[str, float | None] = {}
+            ranks = average_ranks(given)
             for name, place in parts.items():
                 cosines = [row["cosine"][place] for row in every.values()]
-                ranks = average_ranks(cosines), average_ranks(given)
-                correlations[f"spearman{name}"] = correlation(*ranks)
+                correlations[f"spearman{name}"] = correlation(average_ranks(cosines), ranks)
                 correlations[f"pearson{name}"] = correlation(cosines, given)
             return {name: value for name, value in correlations.items() if value is not None}
         anchors, documents = dict[str, Any](), dict[str, Any]()
