@@ -222,7 +222,8 @@ class Numbers(tiny.Questions):
 
     def batch(self, indices: Any) -> Batch:
         batch = super().batch(indices)
-        return {**batch, "value": batch.pop("label").double()}
+        value = batch.pop("label").double()
+        return {**batch, "value": value}
 
 
 class Gaps(tiny.Questions):

@@ -152,7 +152,7 @@ def without_details(measures: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in measures.items() if "/" not in name}
 
 
-def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(right: float, total: int, z: float = 1.96) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927); it stays within 0 and 1.
 
     Another `z`, a quantile of the normal distribution, gives one of another width.

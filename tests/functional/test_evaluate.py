@@ -237,7 +237,7 @@ def test_rows_that_cannot_be_scored_are_counted(transfer, finetuned, new_table):
     assert re.search(r"new.csv: 2 of 62 rows left out: .*lines? 62", ended.err), ended.err
 
 
-def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, new_table, tmp_path):
+def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, tmp_path):
     (tmp_path / "one.csv").write_text("text,label\nWho ?,person\nWhere ?,person\n")
 
     ended = transfer("evaluate", str(finetuned), "input=one.csv", "device=cpu").ok()

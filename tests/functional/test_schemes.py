@@ -344,9 +344,6 @@ def test_the_language_model_loss_is_that_of_the_questions_alone(
     assert first["loss"] == pytest.approx(first["loss/main/loss"] + 0.5 * first["loss/lm/loss"])
 
 
-# --- EWC -----------------------------------------------------------------------------------------
-
-
 # --- under optimizer=muon ------------------------------------------------------------------------
 
 

@@ -150,7 +150,7 @@ def accuracy_by_group(judged: Sequence[JudgedPair]) -> list[GroupAccuracy]:
     accuracies = []
     for group, scores in groups.items():
         right = math.fsum(scores)
-        interval = wilson_interval(round(right), len(scores))
+        interval = wilson_interval(right, len(scores))
         accuracies.append(GroupAccuracy(group, right / len(scores), len(scores), *interval))
     return accuracies
 

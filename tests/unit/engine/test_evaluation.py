@@ -194,9 +194,13 @@ def test_an_objective_that_predicts_nothing_is_refused():
 def test_samples_show_the_first_examples(case):
     model, objective, data = at_work(case)
 
-    examples = samples(model, objective, Split("test", data), count=3, precision=tiny.FP32)
+    first, more = (
+        samples(model, objective, Split("test", data), count=count, precision=tiny.FP32)
+        for count in (3, 5)
+    )
 
-    assert len(examples) == 3
+    assert len(first) == 3
+    assert first == more[:3]
 
 
 def test_an_error_in_an_evaluation_is_left_to_the_command(caplog):
