@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from transfer_cli.config.commands import ALL, SPOKEN
-from transfer_cli.config.describe import declared, key_help, options
+from transfer_cli.config.commands import ALL, TYPED_KEYS
+from transfer_cli.config.describe import declared_keys, key_help, options
 
 PAGE = Path(__file__).parents[1] / "docs" / "keys.md"
 
@@ -33,7 +33,7 @@ def _always() -> Iterator[str]:
     commands = defaultdict(list)
     for name in (name for name, command in ALL.items() if command.composes):
         meanings = key_help(name)
-        for key, each in declared(name).items():
+        for key, each in declared_keys(name).items():
             if meanings.get(key):
                 row = key, _value(each.value), meanings[key]
                 commands[row].append(name)
@@ -44,7 +44,7 @@ def _always() -> Iterator[str]:
         yield "| key | by default | what it is | of |\n|---|---|---|---|"
         for key, value, text in found:
             of = ", ".join(commands[key, value, text])
-            yield _row(f"`{SPOKEN.get(key, key)}`", value, text, of)
+            yield _row(f"`{TYPED_KEYS.get(key, key)}`", value, text, of)
         yield ""
 
 

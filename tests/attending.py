@@ -7,7 +7,7 @@ from typing import Any
 
 from tests import tiny
 from transfer_cli.analysis.analysis import Material, Subject
-from transfer_cli.assembly.finished_run import Opened
+from transfer_cli.assembly.finished_run import OpenedModel
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.data.labelled import INPUT, Example
 from transfer_cli.data.split import Split
@@ -56,6 +56,6 @@ def subject(
         example_of = data.example_of if len(data) > len(examples) else None
         return Split(name, data, example_of=example_of)
 
-    opened = Opened("tiny", None, start, None, looked_at, shape.positions)
+    opened = OpenedModel("tiny", None, start, None, looked_at, shape.positions)
     material = Material("these texts", (split,), task, encode)
     return Subject(opened, material, (split,), tiny.FP32, batch=batch, seed=0)

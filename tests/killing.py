@@ -62,11 +62,11 @@ class Ended:
 @functools.cache
 def _config(words: tuple[str, ...]) -> object:
     from transfer_cli.config import compose
-    from transfer_cli.config.check import check
+    from transfer_cli.config.check import check_config
     from transfer_cli.config.flags import Request
 
-    config = compose.compose(words[0], Request(overrides=words[1:]))
-    check(config, words[0])
+    config = compose.load_config(words[0], Request(overrides=words[1:]))
+    check_config(config, words[0])
     return config
 
 

@@ -88,22 +88,22 @@ WAITS = {
     "engine.carried_memory.CarriedMemory.load_state_dict": "the same, of one",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
-    "assembly.finished_run._placed": "the model",
-    "assembly.pretraining_task.Source.model": "the model that the run starts from",
-    "assembly.pretraining_task.fisher_of": "Fisher information that was kept, or is",
+    "assembly.finished_run._load_on_device": "the model",
+    "assembly.pretraining_task.PretrainingSource.model": "the model that the run starts from",
+    "assembly.pretraining_task.pretraining_fisher": "Fisher information that was kept, or is",
     "assembly.run.build_run": "the model",
     "engine.features.cached._bytes": "a digest of the backbone, to find its states again",
     "engine.features.shared_states._write": "states that further runs find",
     "engine.step.TrainStep.load_state_dict": "what a checkpoint holds",
     "model.weights.load_strictly": "weights",
     # What is stored.
-    "model.weights._feed": "a digest of weights",
+    "model.weights._update_digest": "a digest of weights",
     "runs.checkpoint._write_state": "a checkpoint",
     "training.checkpoints.CheckpointWriter.tensors": "weights",
     # An evaluation, batch by batch.
     "engine.evaluation.EachExample.note": "what became of each example",
-    "engine.evaluation.row_by_row": "what was predicted of each example",
-    "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
+    "engine.evaluation.values_by_row": "what was predicted of each example",
+    "engine.evaluation.SplitSums.update": "sums over batches, in float64 on the host",
     "objectives.answering.Answering.samples": "predictions for people to look at",
     "objectives.classification.Classification.shown": "the same",
     "tasks.regression.Regression.shown": "the same",
@@ -397,7 +397,7 @@ def _evaluated(name: str, device: torch.device) -> Any:
     return run.losses, scores.measures, outcomes, [(s.tokens, s.target) for s in shown]
 
 
-_ANSWERED = ("EachExample.note", "row_by_row", "Answering.samples")
+_ANSWERED = ("EachExample.note", "values_by_row", "Answering.samples")
 _OF_LABELS = (*_ANSWERED, "Classification.shown")
 
 for _name, (_make, _, _) in OBJECTIVES.items():
@@ -423,7 +423,7 @@ for _name, (_make, _, _) in OBJECTIVES.items():
         type(_make()),
         ("LanguageModel.example_results", "EachExample.note", "LanguageModel.samples"),
     )
-    case(f"steps and scores: {_name}", NOTED, "Sums.update", *_waits)(
+    case(f"steps and scores: {_name}", NOTED, "SplitSums.update", *_waits)(
         functools.partial(_evaluated, _name)
     )
 
@@ -510,7 +510,7 @@ BESIDE_MASKED: dict[str, Callable[[], Objective]] = {"sentence pairs": SentenceP
 
 for _name, _make in BESIDE_MASKED.items():
 
-    @case(f"steps and scores: {_name}", NOTED, "Sums.update")
+    @case(f"steps and scores: {_name}", NOTED, "SplitSums.update")
     def _(device: torch.device, make: Callable[[], Objective] = _make) -> object:
         losses = [Loss("main", MaskedLM()), Loss("further", make())]
         data, shape = Paired(causal=False), {**BOTH_SIDES, "segments": 2}
@@ -525,7 +525,7 @@ for _name, _make in BESIDE_MASKED.items():
 @case(
     "steps and scores: text that is remembered",
     NOTED,
-    "Sums.update",
+    "SplitSums.update",
     "CarriedMemory.state_dict",
     "CarriedMemory.load_state_dict",
 )
@@ -534,13 +534,13 @@ def _(device: torch.device) -> object:
     shape = {"position_kind": "relative", "residual": "post", "recurrence": 24}
     run = begun(CausalLM(), device, data, shape=shape, total=4)
     run.sampler = LaneSampler(len(data), run.batch, 0)
-    run.step._lanes = CarriedMemory(
+    run.step._memories = CarriedMemory(
         run.step.model.backbone.shape, run.batch, 3, run.sampler.steps_per_epoch, device
     )
     run.micro_batch = 3
     run.go()
-    remembered = run.step._lanes.state_dict()
-    run.step._lanes.load_state_dict(remembered)
+    remembered = run.step._memories.state_dict()
+    run.step._memories.load_state_dict(remembered)
     split = Split("validation", data, context=TextContext("memory", 24, data.length))
     precision = run.recipe.precision
     scores = evaluate(run.step.model, tiny.bound(CausalLM()), split, batch=8, precision=precision)
@@ -560,7 +560,7 @@ def _(device: torch.device) -> list[float]:
     sizes = {name: len(rows) for name, rows in data.items()}
     mixture = Mixture(sizes, total=6, steps_per_epoch=3, seed=1)
     loader = StepDataLoader(streams, 8, lambda: 0, mixture)
-    return [float(run.step(loader.at(step), step).total) for step in range(6)]
+    return [float(run.step(loader.load(step), step).total) for step in range(6)]
 
 
 # --- what is added, what pulls, what trains when --------------------------------------------------
@@ -607,7 +607,9 @@ for _plan in PLANS:
 def _(device: torch.device) -> Any:
     run = begun(Classification(dropout=0), device, plan=plans.ChainThaw("4 steps", 1), total=20)
     stages = run.step.stages
-    run.trainer.add_event_handler(_after_a_step(), lambda: stages.observe(len(run.reports), (1.0,)))
+    run.trainer.add_event_handler(
+        _after_a_step(), lambda: stages.observe_validation(len(run.reports), (1.0,))
+    )
     return run.go().losses, [(span.begin, span.end) for span in stages.spans]
 
 
@@ -681,7 +683,7 @@ def _(device: torch.device) -> Any:
 @case("dropout, and blocks that are computed again", NOTED, on_host=False)
 def _(device: torch.device) -> list[float]:
     run = begun(CausalLM(), device, shape={"dropout": 0.1, "attention_dropout": 0.1})
-    run.step.model.backbone.recompute(True)
+    run.step.model.backbone.set_activation_checkpointing(True)
     return run.go().losses
 
 
@@ -701,7 +703,7 @@ def _(device: torch.device) -> list[float]:
 @case("cached features", NOTED)
 def _(device: torch.device) -> Any:
     run = begun(Classification(dropout=0), device, plan=plans.Only(("head.*",)))
-    options = {"batch": 7, "keep_on": device}
+    options = {"batch": 7, "storage_device": device}
     model, precision = run.step.model, run.recipe.precision
     every = CachedFeatures(run.data, model, precision, layers=None, **options)
     run.data = CachedFeatures(run.data, model, precision, layers=(-1,), **options)
@@ -762,14 +764,15 @@ def transfer(*words: object) -> str:
 TRAINED = (
     NOTED, "handlers.records", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
-    *_OF_LABELS, "Sums.update",
-    "LanguageModel.example_results", "LanguageModel.samples", "finished_run._placed",
+    *_OF_LABELS, "SplitSums.update",
+    "LanguageModel.example_results", "LanguageModel.samples", "finished_run._load_on_device",
 )  # fmt: skip
 
 
 @case(
-    "commands: a causal model", *TRAINED, "EWC.start", "Source.model", "fisher_of",
-    "TrainStep.load_state_dict", "_feed", "_drawn",
+    "commands: a causal model", *TRAINED,
+    "EWC.start", "PretrainingSource.model", "pretraining_fisher",
+    "TrainStep.load_state_dict", "_update_digest", "_drawn",
     "decoding.generate",
     "evaluation.predictions",
     on_host=False,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.earlier_runs import UNDECLARED
-from transfer_cli.reports.best import best_of, choice_of, learnt
-from transfer_cli.reports.compare import group_of
+from transfer_cli.earlier_runs import UNDECLARED_METRICS
+from transfer_cli.reports.best import best_run, criterion, learnt_runs
+from transfer_cli.reports.compare import make_group
 from transfer_cli.reports.contents import (
     FAILED,
     FINISHED,
@@ -115,7 +115,7 @@ def classifier(
 def group(settings: Mapping[str, Any], runs: Sequence[Run], **more: Any) -> Group:
     """Return a group of runs, with what their results hold."""
     label = " ".join(f"{key}={value}" for key, value in settings.items())
-    return replace(group_of(label, settings, runs), **more)
+    return replace(make_group(label, settings, runs), **more)
 
 
 def task(
@@ -140,10 +140,10 @@ def task(
         done.append(replace(known, is_best=is_best, against=against))
     more = {"labels": LABELS} | more
     runs = [run for group in done for run in group.runs]
-    choice = choice_of(learnt(runs))
-    best = best_of(runs, choice) if len(runs) > 1 else None
+    choice = criterion(learnt_runs(runs))
+    best = best_run(runs, choice) if len(runs) > 1 else None
     return TaskRuns(
-        name, tuple(done), varying, measure, UNDECLARED, choice=choice, best=best,
+        name, tuple(done), varying, measure, UNDECLARED_METRICS, choice=choice, best=best,
         baseline=baseline.label if baseline else None, **more,
     )  # fmt: skip
 

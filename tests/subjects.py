@@ -6,7 +6,7 @@ from typing import Any
 
 from tests import tiny
 from transfer_cli.analysis.analysis import Material, Subject
-from transfer_cli.assembly.finished_run import Opened
+from transfer_cli.assembly.finished_run import OpenedModel
 from transfer_cli.data.split import Dataset, Split
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import WordPiece
@@ -33,7 +33,7 @@ def subject(
     )
     layout = None if tokenizer is None else PromptLayout(tokenizer)
     start: Any = SimpleNamespace(tokenizer=tokenizer, reads_lines=True, prompt_layout=layout)
-    opened = Opened("tiny", None, start, objective, model.eval(), 32)
+    opened = OpenedModel("tiny", None, start, objective, model.eval(), 32)
     return Subject(opened, material, ("validation",), tiny.FP32, batch=8, seed=0)
 
 

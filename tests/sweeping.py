@@ -4,9 +4,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from transfer_cli.cli import _metrics
-from transfer_cli.config.compose import composed
-from transfer_cli.config.flags import parse
+from transfer_cli.cli import _declared_metrics
+from transfer_cli.config.compose import compose
+from transfer_cli.config.flags import parse_request
 from transfer_cli.sweeps.jobs import Jobs
 from transfer_cli.sweeps.multirun import chosen_folder, run_sweep
 
@@ -30,12 +30,12 @@ class Recorder:
 
 
 def run(
-    words, command="pretrain", fails=lambda config: None, metrics=_metrics,
+    words, command="pretrain", fails=lambda config: None, metrics=_declared_metrics,
     try_out=lambda config, command: None,
 ):  # fmt: skip
     """Run jobs in this process; return their configs, what became of them, and what was said."""
     recorder, reported = Recorder(fails), []
-    request = parse([*words, "sweep.isolate=false"] if command != "evaluate" else words)
+    request = parse_request([*words, "sweep.isolate=false"] if command != "evaluate" else words)
 
     def report(job, error):
         reported.append(job)
@@ -45,10 +45,10 @@ def run(
         command, recorder, request, report, metrics, try_out, makes_runs=command != "evaluate"
     )
     if not request.multirun:
-        recorder(composed(command, request).config)
+        recorder(compose(command, request).config)
         return recorder.configs, jobs, reported
     with chosen_folder(jobs) as folder:
         run_sweep(jobs, folder)
         if not jobs.done:
-            jobs.read_files(folder)
+            jobs.read_outcomes(folder)
     return recorder.configs, jobs, reported

@@ -35,7 +35,7 @@ from transfer_cli.engine.step import Passes, StepReport, TrainStep, Update
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.encoder_decoder import backbone_of
+from transfer_cli.model.encoder_decoder import build_backbone
 from transfer_cli.model.shape import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding, Loss, Objective, TaskInfo
@@ -201,7 +201,7 @@ def bound(objective: Objective, main: Objective | None = None) -> Objective:
 
 def backbone(seed: int = 0, **changes: object) -> Backbone:
     torch.manual_seed(seed)
-    return backbone_of(shape(**changes), VOCABULARY.size)
+    return build_backbone(shape(**changes), VOCABULARY.size)
 
 
 def model(*objectives: Objective, seed: int = 0, **changes: object) -> TransferModel:

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from transfer_cli import cli, progress, terminal
 from transfer_cli.assembly.ensemble import Ensemble
-from transfer_cli.assembly.finished_run import Opened, Trained, open_to_look_into
+from transfer_cli.assembly.finished_run import TrainedModel, open_for_analysis
 from transfer_cli.assembly.sentence_vectors import SentenceVectors
 from transfer_cli.commands.generate import Continuation
-from transfer_cli.commands.predict.reading import example_of
+from transfer_cli.commands.predict.reading import example_from_record
 from transfer_cli.config.commands import ALL
-from transfer_cli.config.compose import composed
+from transfer_cli.config.compose import compose
 from transfer_cli.config.flags import Request
-from transfer_cli.config.key_files import swept, with_files
+from transfer_cli.config.key_files import swept_words, with_key_files
 from transfer_cli.config.schema import GenerateConfig
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import Record, text_of
@@ -44,15 +44,15 @@ from transfer_cli.errors import (
 )
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.reports.collect import collect, read_run, run_of
+from transfer_cli.reports.collect import collect, read_run, resolve_run
 from transfer_cli.reports.contents import Run
-from transfer_cli.safe_files import UnreadableError, check_kinds
+from transfer_cli.safe_files import UnreadableError, check_field_types
 from transfer_cli.tasks.base import Task
 
 
 def pretrain(**keys: Any) -> Run:
     """Train a language model on unlabelled text; return its run, with `path` and `measures`."""
-    return _trained("pretrain", keys)
+    return _train("pretrain", keys)
 
 
 def finetune(**keys: Any) -> Run:
@@ -60,7 +60,7 @@ def finetune(**keys: Any) -> Run:
 
     `finetune(data={"train": "a.csv"}, init_from="minilm", adaptation="lora", run={"dir": "mine"})`
     """
-    return _trained("finetune", keys)
+    return _train("finetune", keys)
 
 
 def load(
@@ -75,7 +75,7 @@ def load(
         precision: auto, fp32, bf16 or fp16.
         base: The folder of the model that a run refers to, if it has moved.
     """
-    with _aside():
+    with _without_side_effects():
         return LoadedModel(path, device, precision, base)
 
 
@@ -92,7 +92,7 @@ def report(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:
         for run in collect([Path(place).expanduser() for place in places]).runs
     ]
     columns = {
-        key: _of_one_type([row.get(key) for row in rows])
+        key: _as_one_type([row.get(key) for row in rows])
         for key in dict.fromkeys(key for row in rows for key in row)
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -112,9 +112,9 @@ def sweep(command: str, over: Mapping[str, Sequence[Any]] | None = None, **keys:
         SweepError: Some have failed; `report` of the folder shows the others.
     """
     one_of("command", command, ("finetune", "pretrain"))
-    with _aside():
-        request = with_files(command, ALL[command], Request(), keys)
-        words = swept(command, over or {})
+    with _without_side_effects():
+        request = with_key_files(command, ALL[command], Request(), keys)
+        words = swept_words(command, over or {})
         if not words and not request.multirun:
             raise ConfigError('over: nothing is swept; give over={KEY: [A, B]}, or sweep="lr"')
         request = replace(request, overrides=(*request.overrides, *words), multirun=True)
@@ -139,7 +139,7 @@ class Sweep:
     @property
     def best(self) -> Run:
         """The best by validation of those that learnt anything; ConfigError where there is none."""
-        return read_run(Path(run_of(str(self.path), "sweep")))
+        return read_run(Path(resolve_run(str(self.path), "sweep")))
 
 
 class LoadedModel:
@@ -156,7 +156,7 @@ class LoadedModel:
     ) -> None:
         self._keys = {"device": device, "precision": precision, "base": base}
         self._precision = device_and_precision(device, precision)
-        self._opened: Opened = open_to_look_into(run_of(str(path), "run"), self._precision, base)
+        self._opened = open_for_analysis(resolve_run(str(path), "run"), self._precision, base)
         self.model: TransferModel = self._opened.model
         self.tokenizer: Tokenizer = self._opened.start.tokenizer
         self.labels: tuple[str, ...] = self._opened.start.description.labels
@@ -166,12 +166,12 @@ class LoadedModel:
     def abilities(self) -> tuple[str, ...]:
         """Which of `predict`, `generate` and `embed` this model can do."""
         objective, graph = self._opened.objective, self._opened.start.graph
-        can = {
+        is_able = {
             "predict": objective is not None and self.task is not None,
             "generate": isinstance(objective, CausalLM) and graph is None,
             "embed": graph is None or not graph.has_head,
         }
-        return tuple(name for name, it_can in can.items() if it_can)
+        return tuple(name for name, can in is_able.items() if can)
 
     def predict(self, texts: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the answer to each text, as `transfer predict` writes it.
@@ -193,14 +193,14 @@ class LoadedModel:
         """Return texts, as `predict` takes them, as what `answers` takes; no model is asked."""
         ensemble = self._ensemble
         return [
-            example_of(Record(number, fields), ensemble.task, ensemble.columns, "texts")
+            example_from_record(Record(number, fields), ensemble.task, ensemble.columns, "texts")
             for number, fields in enumerate(_rows(texts), 1)
         ]
 
     def answers(self, examples: Sequence[Any]) -> list[dict[str, Any] | None]:
         """Return the answer to each example, as `predict` does; None: one that is not finite."""
-        with _aside():
-            answers = self._ensemble.together(examples)
+        with _without_side_effects():
+            answers = self._ensemble.answers(examples)
         line = self._ensemble.task.line
         return [None if answer is None else line(answer) for answer in answers]
 
@@ -209,11 +209,11 @@ class LoadedModel:
 
         `keys` are those of `transfer evaluate`, such as split, batch, slices.
         """
-        given = {} if file is None else {"input": file}
-        called: dict[str, dict[str, float]] = _called(
-            "evaluate", {"run": self._opened.path, **self._keys, **given, **keys}
+        typed = {"input": file, **keys} if file is not None else keys
+        measures: dict[str, dict[str, float]] = _run_command(
+            "evaluate", {"run": self._opened.path, **self._keys, **typed}
         )
-        return called
+        return measures
 
     def generate(self, prompt: str, **keys: Any) -> str:
         """Return what a causal language model goes on with after a text.
@@ -221,7 +221,7 @@ class LoadedModel:
         `keys` are those of `transfer generate`, such as max_tokens, temperature, stop and seed.
         """
         continuation = self.continuation(prompt, **keys)
-        with _aside():
+        with _without_side_effects():
             continuation.run(lambda text: None)
         return continuation.texts[0].text
 
@@ -234,15 +234,11 @@ class LoadedModel:
             raise ConfigError(f"{min(unknown or {'samples'})}: generate takes no such key here")
         config = GenerateConfig(prompt=prompt, **keys)
         with raised_as(ConfigError, "generate: ", UnreadableError):
-            check_kinds(config)
+            check_field_types(config)
         return Continuation(self._trained, self._precision, prompt, config)
 
     def embed(
-        self,
-        texts: Sequence[Any],
-        pooling: str = "auto",
-        *,
-        normalize: bool | None = None,
+        self, texts: Sequence[Any], pooling: str = "auto", *, normalize: bool | None = None
     ) -> Tensor:
         """Return a vector for each text (or pair), `[texts, width]` in float32 on the CPU.
 
@@ -252,11 +248,11 @@ class LoadedModel:
             normalize: Whether vectors have length 1; None: where the model's folder says so.
         """
         vectors = SentenceVectors(self._opened, self._precision, pooling, normalize=normalize)
-        return vectors.of(text_examples(texts))
+        return vectors.encode(text_examples(texts))
 
     @property
-    def _trained(self) -> Trained:
-        return Trained(**vars(self._opened))
+    def _trained(self) -> TrainedModel:
+        return TrainedModel(**vars(self._opened))
 
     @cached_property
     def _ensemble(self) -> Ensemble:
@@ -292,7 +288,7 @@ def _fields(text: Any) -> Mapping[str, Any]:
     return dict(zip((TEXT, PAIR), texts, strict=False))
 
 
-def _of_one_type(values: list[Any]) -> list[Any]:
+def _as_one_type(values: list[Any]) -> list[Any]:
     """Return the values of a key as numbers, as true and false, or else as text; None stays."""
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {int, float}:
@@ -302,27 +298,27 @@ def _of_one_type(values: list[Any]) -> list[Any]:
     return [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
 
 
-def _trained(name: str, keys: Mapping[str, Any]) -> Run:
-    return read_run(_called(name, keys))
+def _train(name: str, keys: Mapping[str, Any]) -> Run:
+    return read_run(_run_command(name, keys))
 
 
-def _called(name: str, keys: Mapping[str, Any]) -> Any:
+def _run_command(name: str, keys: Mapping[str, Any]) -> Any:
     """Return what the function of a command returns."""
     command = ALL[name]
-    with _aside():
-        request = with_files(name, command, Request(), keys)
+    with _without_side_effects():
+        request = with_key_files(name, command, Request(), keys)
         if request.multirun:
             raise ConfigError("sweep: this function makes one run; transfer_cli.sweep makes many")
-        made = composed(name, request)
-        if made.config.get("devices", 1) != 1:
+        composition = compose(name, request)
+        if composition.config.get("devices", 1) != 1:
             raise ConfigError("devices: a function is one process; type the command for several")
-        with made.typed.at_work():
-            return cli.perform(name, command, request, made.config)
+        with composition.typed.as_current():
+            return cli.perform(name, command, request, composition.config)
 
 
 @contextmanager
-def _aside() -> Iterator[None]:
+def _without_side_effects() -> Iterator[None]:
     """Leave what the process prints, its signals and its random state as they are."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with terminal.silent(), progress.off_terminal(), torch.random.fork_rng(gpus):
+    with terminal.silent(), progress.without_terminal_bars(), torch.random.fork_rng(gpus):
         yield

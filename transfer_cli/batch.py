@@ -40,7 +40,7 @@ key            shape, type     meaning
 `teacher_NAME` [B, N] float32  distillation only: what the teachers of the loss NAME answered; of
                                words `[B, T, N]`, where `word` has a number
 `tokens_VIEW`  [B, T] int64    made by `prepare` of losses with further passes: the tokens of
-                               another view of the texts, see `view_of`; likewise `mask_VIEW`
+                               another view of the texts, see `select_view`; likewise `mask_VIEW`
 `paraphrases_NAME`  [B, 2]     consistency with paraphrases only: where those of the text begin
                                among all of the loss NAME, and how many it has
 `tokens_source` [B, S] int64   made by `prepare` of encoder-decoders: what the encoder reads, while
@@ -60,9 +60,9 @@ key            shape, type     meaning
                                batch row by row; likewise `compared_rows`, `word_rows`
 `real_rows`    [N] int64       made by `with_facts` where enough is padding: where a real token
                                is, counted through the batch row by row
-`row_text`     [R, L] int64    made by `with_rows`: which sequence a place in a row belongs to, -1
-                               where there is none
-`row_places`   [N] int64       made by `with_rows`: where each of `real_rows` is in the rows,
+`row_text`     [R, L] int64    made by `with_packed_rows`: which sequence a place in a row
+                               belongs to, -1 where there is none
+`row_places`   [N] int64       made by `with_packed_rows`: where each of `real_rows` is in the rows,
                                counted through them row by row
 `sequences`    [S] int64       made by `with_facts` where examples have several sequences: which
                                of all B * C are there
@@ -70,8 +70,8 @@ key            shape, type     meaning
                                padding
 `lengths`      [S] int64       made by `with_facts`, and always on the host: real tokens of each
                                sequence
-`FACT_VIEW`                    made by `with_facts` or `with_rows`: what `real_rows`, `row_text`,
-                               `row_places`, `padded` and `lengths` are for `mask_VIEW`
+`FACT_VIEW`                    made by `with_facts` or `with_packed_rows`: what `real_rows`,
+                               `row_text`, `row_places`, `padded` and `lengths` are for `mask_VIEW`
 =============  ==============  =====================================================================
 """
 
@@ -109,14 +109,14 @@ class Indexed(Protocol):
 _ON_HOST = ("padded", "lengths")
 """What is asked for in a pass, and must not wait for the device; so of each view."""
 
-_OF_MASK = (*_ON_HOST, "real_rows", "row_text", "row_places")
+_MASK_FACTS = (*_ON_HOST, "real_rows", "row_text", "row_places")
 """The facts of a mask."""
 
 IGNORE = -100
 """The target that marks a position without loss."""
 
 
-def size(batch: Batch) -> int:
+def batch_size(batch: Batch) -> int:
     """Return the number of examples."""
     return int(batch["tokens"].shape[0])
 
@@ -126,7 +126,7 @@ def with_facts(batch: Batch) -> Batch:
 
     To read a tensor on a device, the host waits for all work queued there.
     """
-    facts = {**_of_masks(batch, _facts_of), **batch}
+    facts = {**_for_each_mask(batch, _mask_facts), **batch}
     if batch["mask"].dim() > 2:
         facts["sequences"] = real_sequences(batch)
     if "target" in batch or "next_tokens" in batch:
@@ -138,7 +138,7 @@ def with_facts(batch: Batch) -> Batch:
     return facts
 
 
-def with_rows(batch: Batch) -> Batch:
+def with_packed_rows(batch: Batch) -> Batch:
     """Return `with_facts` of a batch, with the rows into which its texts are put to be computed.
 
     Running text is in rows already, and cached features are not computed.
@@ -147,34 +147,33 @@ def with_rows(batch: Batch) -> Batch:
     if facts.keys() & {"prefix", "tokens_source"}:
         raise ConfigError(
             "loop.pack: texts of which all positions see a prefix, or a source, have rows of their "
-            "own; "
-            "leave loop.pack out"
+            "own; leave loop.pack out"
         )
     if facts.keys() & {"document", "restart", "next_tokens", "states", "pooled"}:
         return facts
-    return {**facts, **_of_masks(batch, _rows_of)}
+    return {**facts, **_for_each_mask(batch, _pack_rows)}
 
 
-def in_portions(batch: Batch, rows: int) -> list[Batch]:
+def split_batch(batch: Batch, rows: int) -> list[Batch]:
     """Return a batch, which is not prepared yet, cut into portions of so many rows or fewer."""
     return [
         {key: tensor[first : first + rows] for key, tensor in batch.items()}
-        for first in range(0, size(batch), rows)
+        for first in range(0, batch_size(batch), rows)
     ]
 
 
-def view_of(batch: Batch, view: str) -> Batch:
+def select_view(batch: Batch, view: str) -> Batch:
     """Return a batch with the tokens, the mask and the facts of another view of its texts.
 
     It has the batch's own tokens, or mask, where it has none itself.
     """
-    derived = ("mask", *_OF_MASK) if f"mask_{view}" in batch else ()
+    derived = ("mask", *_MASK_FACTS) if f"mask_{view}" in batch else ()
     kept = {key: value for key, value in batch.items() if key not in derived}
     others = {key: batch.get(f"{key}_{view}") for key in ("tokens", *derived)}
     return kept | {key: value for key, value in others.items() if value is not None}
 
 
-def _of_masks(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
+def _for_each_mask(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
     masks = [key for key in batch if key == "mask" or key.startswith("mask_")]
     return {
         fact + key.removeprefix("mask"): value
@@ -183,7 +182,7 @@ def _of_masks(batch: Batch, facts: Callable[[Tensor], Batch]) -> Batch:
     }
 
 
-def _facts_of(mask_ST: Tensor) -> Batch:
+def _mask_facts(mask_ST: Tensor) -> Batch:
     lengths_S = mask_ST.sum(1)
     facts = {"padded": ~mask_ST.all(), "lengths": lengths_S}
     # The share of real tokens from which on their padding costs less than to leave it out.
@@ -193,7 +192,7 @@ def _facts_of(mask_ST: Tensor) -> Batch:
     return facts
 
 
-def _rows_of(mask_ST: Tensor) -> Batch:
+def _pack_rows(mask_ST: Tensor) -> Batch:
     """Return which texts are put into which rows, which are as long as the longest text.
 
     Long texts come first, and each goes into the first row that has room (first-fit decreasing).
@@ -251,7 +250,7 @@ def rows_with_word(batch: Batch) -> Tensor:
     return (batch["word"] != IGNORE).flatten().nonzero().squeeze(1)
 
 
-def at_rows(values: Tensor, rows_N: Tensor) -> Tensor:
+def select_rows(values: Tensor, rows_N: Tensor) -> Tensor:
     """Return values at some rows, which rise; where these are all, the values themselves."""
     return values if len(rows_N) == len(values) else values.index_select(0, rows_N)
 
@@ -274,7 +273,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut the numbers of examples into micro-batches of at most `size`, in order."""
+    """Cut the numbers of examples into micro-batches of at most `batch_size`, in order."""
     return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
 
 

@@ -19,10 +19,10 @@ REPEAT_DECAY = 15.387756
 """R*_D of Muennighoff et al. 2023 (equation 5, as fitted there): how often a text can be read again
 until a further time is worth 1/e of the first."""
 
-WORTH_NEW = 4
+EPOCHS_WORTH_NEW = 4
 """So many epochs are nearly worth new text (Muennighoff et al. 2023, section 6)."""
 
-FORWARD = 1 / 3
+FORWARD_COST = 1 / 3
 """What a token that is scored costs of one that is trained on."""
 
 
@@ -37,10 +37,10 @@ class Budget:
     def parse(cls, text: str) -> "Budget":
         """Read "90s", "10min", "2h" or "1e17flop"."""
         match = _AMOUNT.fullmatch(text.strip())
-        if match is None or not 0 < float(match[1]) < math.inf:
+        amount = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
+        if match is None or not 0 < amount < math.inf:
             raise ConfigError(f"budget: {text!r} is none; write it as 10min, 2h or 1e17flop")
-        unit = "flop" if match[2] == "flop" else "s"
-        return cls(float(match[1]) * _UNITS[match[2]], unit)
+        return cls(amount, "flop" if match[2] == "flop" else "s")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlannedRun:
     """A depth, how many tokens its run reads, and the loss that is foreseen.
 
     Args:
@@ -96,41 +96,41 @@ def effective_tokens(tokens: float, unique: float) -> float:
     return unique * (1 + REPEAT_DECAY * (1 - math.exp(-repeats / REPEAT_DECAY)))
 
 
-def tokens_for(amount: float, cost: float, corpus: Corpus) -> float:
+def affordable_tokens(amount: float, cost: float, corpus: Corpus) -> float:
     """Return how many tokens a run reads for an amount, of which each costs `cost`; 0 for none.
 
     What is scored is paid for after each epoch, and once more at the end.
     """
-    scoring = FORWARD * cost * corpus.scored
+    scoring = FORWARD_COST * cost * corpus.scored
     return max(0.0, (amount - scoring) / (cost + scoring / corpus.tokens))
 
 
-def interpolated(costs: Mapping[int, float]) -> dict[int, float]:
+def interpolate_costs(costs: Mapping[int, float]) -> dict[int, float]:
     """Return the cost of a token of all depths between those of which it is known.
 
     It grows with a power of the depth from each known one to the next.
     """
-    known, every = sorted(costs), dict(costs)
-    for low, high in pairwise(known):
+    every = dict(costs)
+    for low, high in pairwise(sorted(costs)):
         power = math.log(costs[high] / costs[low]) / math.log(high / low)
         for depth in range(low + 1, high):
             every[depth] = costs[low] * (depth / low) ** power
     return every
 
 
-def candidates_for(
+def affordable_runs(
     amount: float,
     costs: Mapping[int, float],
     parameters: Mapping[int, float],
     corpus: Corpus,
     law: Callable[[float, float], float],
-) -> Sequence[Candidate]:
+) -> Sequence[PlannedRun]:
     """Return what an amount pays for at each depth, the lowest foreseen loss first."""
-    candidates = []
+    runs = []
     for depth, cost in sorted(costs.items()):
-        tokens = tokens_for(amount, cost, corpus)
+        tokens = affordable_tokens(amount, cost, corpus)
         if tokens >= 1:
             effective = effective_tokens(tokens, corpus.tokens)
             loss = law(parameters[depth], effective)
-            candidates.append(Candidate(depth, tokens, effective, loss))
-    return sorted(candidates, key=lambda candidate: candidate.loss)
+            runs.append(PlannedRun(depth, tokens, effective, loss))
+    return sorted(runs, key=lambda run: run.loss)

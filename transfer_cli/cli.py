@@ -32,7 +32,7 @@ from transfer_cli.errors import (
     StoppedError,
     SweepError,
     TransferError,
-    nearest,
+    did_you_mean,
 )
 from transfer_cli.safe_files import escaped, in_one_line, printable
 from transfer_cli.terminal import Line, Page
@@ -65,11 +65,11 @@ def main(argv: list[str] | None = None) -> int:
         words = words[1:]
     if words and words[0] in commands.ALL:
         name = f"transfer {words[0]}"
-    with terminal.whole_streams() as check, _console_log():
+    with terminal.replace_closed_streams() as check_stdout, _console_log():
         try:
-            check()
+            check_stdout()
             code = _dispatch(words)
-            terminal.flush_out()
+            terminal.write_out()
         except BrokenPipeError:  # the reader of our output has seen enough
             return EXIT_DONE
         except (KeyboardInterrupt, Exception) as error:
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
                 # Tells its sweep why this job failed or was stopped.
                 with contextlib.suppress(OSError):
                     file = Path(words[words.index("--job") + 1])
-                    file.write_text(_one_line(error), encoding="utf-8")
+                    file.write_text(_error_line(error), encoding="utf-8")
             return _fail(name, error, debug=debug)
         return code
 
@@ -95,29 +95,29 @@ def _dispatch(words: list[str]) -> int:
     elif first == "--version":
         terminal.print_out(Line(f"transfer {transfer_cli.__version__}"))
     elif first in ("--shell-completion", "-sc"):
-        _complete(rest)
-    elif first in commands.ABOUT:
-        _run_about(first, commands.ABOUT[first], rest)
+        _print_completions(rest)
+    elif first in commands.SUBCOMMANDS:
+        _run_subcommand(first, commands.SUBCOMMANDS[first], rest)
     elif first in commands.ALL:
         _run(first, commands.ALL[first], rest)
     else:
         from transfer_cli.config.suggest import suggest_command
 
-        close = suggest_command(first) or nearest(first, commands.ALL)
+        close = suggest_command(first) or did_you_mean(first, commands.ALL)
         close = close if close.endswith("?") or not close else f"{close}."
         raise ConfigError(f"there is no command {first!r}.{close} See transfer --help")
     return EXIT_DONE
 
 
-def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> None:
+def _run_subcommand(name: str, known: Mapping[str, Command], words: list[str]) -> None:
     """Run `plan COMMAND ...` or `lr-find COMMAND ...`, which take the overrides of COMMAND."""
     first, rest = (words[0] if words else ""), words[1:]
     if _asks_help([first]):
-        terminal.print_out(commands.about(name))
+        terminal.print_out(commands.help_page(name))
     elif first in known:
         from transfer_cli.config import flags
 
-        if name == "lr-find" and flags.parse(rest).multirun:
+        if name == "lr-find" and flags.parse_request(rest).multirun:
             raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
         import tempfile
 
@@ -125,7 +125,7 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
         with tempfile.TemporaryDirectory() as folder:
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
     else:
-        close = nearest(first, known)
+        close = did_you_mean(first, known)
         forms = " or ".join(f"transfer {name} {command}" for command in known)
         raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
 
@@ -134,22 +134,22 @@ def _run(name: str, command: Command, words: list[str]) -> None:
     if command.composes:
         _run_composed(name, command, words)
     elif _asks_help(words):
-        terminal.print_out(commands.about(name))
+        terminal.print_out(commands.help_page(name))
     else:
-        _function_of(command)(words)
+        _command_function(command)(words)
 
 
 def _asks_help(words: list[str]) -> bool:
     return any(word in ("--help", "-h", "--help=all") for word in words)
 
 
-def _function_of(command: Command) -> Callable[[Any], Any]:
+def _command_function(command: Command) -> Callable[[Any], Any]:
     module, _, name = command.function.rpartition(".")
-    function: Callable[[Any], Any] = getattr(_load(module), name)
+    function: Callable[[Any], Any] = getattr(_import_module(module), name)
     return function
 
 
-def _load(module: str) -> ModuleType:
+def _import_module(module: str) -> ModuleType:
     """Import a module, with all that it imports, and look for no garbage meanwhile.
 
     Torch and Ignite make a million objects that stay. Python would search among them again and
@@ -171,7 +171,7 @@ def _load(module: str) -> ModuleType:
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.paths import check_paths
     from transfer_cli.config import flags
-    from transfer_cli.config.key_files import for_hydra, with_files
+    from transfer_cli.config.key_files import for_hydra, with_key_files
     from transfer_cli.config.variables import check_variables
 
     check_variables(os.environ)
@@ -180,55 +180,55 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         # step, which takes and gives back hundreds of MiB, is not held up by thousands of small
         # ones. Where lengths vary from step to step, such blocks leave gaps: twice the memory.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    request = for_hydra(with_files(name, command, flags.parse(words, name)), command)
+    request = for_hydra(with_key_files(name, command, flags.parse_request(words, name)), command)
     if not (request.asks_help or request.shows):
         flags.refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
-    _load("transfer_cli.config.compose")  # and Hydra with it
+    _import_module("transfer_cli.config.compose")  # and Hydra with it
     from transfer_cli.config import bounded_yaml, compose, help_text
 
     if request.config_dir is not None:
-        bounded_yaml.check_folder(request.config_dir)
+        bounded_yaml.check_file_sizes(request.config_dir)
     if request.asks_help:
         terminal.print_out(help_text.command_help(name, command, request))
         return
 
-    if request.multirun and _process_number() is not None:
+    if request.multirun and _torchrun_rank() is not None:
         raise ConfigError(
             "-m: torchrun starts one run; for a sweep of such runs type transfer itself, with "
             "devices=N -m"
         )
 
     if request.shows:
-        terminal.print_out(compose.shown(name, request))
+        terminal.print_out(compose.config_page(name, request))
     elif request.multirun:
         sweep(name, command, request)
     else:
-        made = compose.composed(name, request)
-        with made.typed.at_work():
-            perform(name, command, request, made.config)
+        composition = compose.compose(name, request)
+        with composition.typed.as_current():
+            perform(name, command, request, composition.config)
 
 
-def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
-    _load("transfer_cli.assembly.losses")
+def _declared_metrics(config: "DictConfig") -> "tuple[Metric, ...]":
+    _import_module("transfer_cli.assembly.losses")
     from transfer_cli.assembly.losses import build_objectives
     from transfer_cli.objectives.base import declared_metrics
 
-    asked = build_objectives(config)
-    return declared_metrics({name: loss.objective for name, loss in asked.items()})
+    losses = build_objectives(config)
+    return declared_metrics({name: loss.objective for name, loss in losses.items()})
 
 
-def _try_out(config: "DictConfig", command: str) -> None:
+def _check_drawable(config: "DictConfig", command: str) -> None:
     """Refuse a config as its run would; what else is to be said of it, its run says."""
-    _load("transfer_cli.assembly.blueprint")
-    from transfer_cli.assembly.drawing import draw
+    _import_module("transfer_cli.assembly.blueprint")
+    from transfer_cli.assembly.drawing import draw_blueprint
     from transfer_cli.assembly.origins import Origins
 
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        draw(config, command, (), Origins(), device="meta")
+        draw_blueprint(config, command, (), Origins(), device="meta")
     finally:
         logging.disable(before)
 
@@ -241,17 +241,17 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
     """
     from omegaconf import OmegaConf
 
-    from transfer_cli.config.build import TARGET, build, import_plugins, plain
-    from transfer_cli.config.check import check
-    from transfer_cli.config.check_training import check_start
+    from transfer_cli.config.build import TARGET, build, import_plugins, resolved_node
+    from transfer_cli.config.check import check_config
+    from transfer_cli.config.check_training import check_init_from
     from transfer_cli.config.decided import with_values
     from transfer_cli.model.shape import BackboneShape
     from transfer_cli.runs.environment import computing_threads
 
-    check(config, name)
+    check_config(config, name)
     if name == "finetune" and config.resume is None:
-        check_start(config.init_from, config.init)
-    model = plain(config.get("model"), "model")
+        check_init_from(config.init_from, config.init)
+    model = resolved_node(config.get("model"), "model")
     if model is not None and model.get(TARGET) == _BACKBONE and config.init_from is None:
         node = model | {TARGET: f"{BackboneShape.__module__}.BackboneShape"}
         shape = build(node, "model", BackboneShape)
@@ -260,19 +260,19 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
 
             WordVectors.open(Path(model["embeddings"])).check_size(shape.embedding_size)
     if command.scales:
-        _load("transfer_cli.training.workers")
+        _import_module("transfer_cli.training.workers")
         from transfer_cli.config.command_line import CommandLine
         from transfer_cli.training import workers
 
-        config = with_values(config, {"devices": workers.processes_asked(config)})
-        if workers.wanted(config.devices):
+        config = with_values(config, {"devices": workers.requested_processes(config)})
+        if workers.starts_workers(config.devices):
             folder = config.run.dir if command.makes_runs else None
-            typed = workers.overrides(CommandLine.of_this_command().overrides, folder)
+            typed = workers.worker_overrides(CommandLine.current().overrides, folder)
             words = [name, *request.flags, *typed]
-            workers.start(words, config.devices, config.get("restarts", 0))
+            workers.start_workers(words, config.devices, config.get("restarts", 0))
             return None
     config = with_values(config, _best_runs(config))
-    work = _function_of(command)
+    work = _command_function(command)
     import_plugins(request.plugins)  # what they register is there before any work begins
     with computing_threads(config.get("threads")):
         # A run's is stored, and compared by a resume; the others are plain values.
@@ -280,15 +280,15 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
 
 
 def _best_runs(config: Mapping[str, Any]) -> dict[str, Any]:
-    from transfer_cli.reports.collect import run_of
+    from transfer_cli.reports.collect import resolve_run
 
     runs: dict[str, Any] = {}
     for key in ("run", "init_from", "models"):
         named = config.get(key)
         if isinstance(named, str):
-            runs[key] = run_of(named, key)
+            runs[key] = resolve_run(named, key)
         elif isinstance(named, Sequence):
-            runs[key] = [run_of(x, key) if isinstance(x, str) else x for x in named]
+            runs[key] = [resolve_run(x, key) if isinstance(x, str) else x for x in named]
     return runs
 
 
@@ -303,12 +303,12 @@ def _trust_plugins(request: "Request") -> None:
     trust(request.plugins)
 
 
-def _report(job: "SweepJob", error: Exception | None) -> str:
+def _report_failure(job: "SweepJob", error: Exception | None) -> str:
     reason = job.reason or ""
     if error is not None:
         if cause_and_cure(error)[0] is None and not terminal.is_silent():
-            _say_traceback(error)
-        reason = _one_line(error)
+            _print_traceback(error)
+        reason = _error_line(error)
     terminal.print_err(terminal.error(f"job {job.number} failed", reason))
     return reason
 
@@ -325,27 +325,31 @@ def sweep(name: str, command: Command, request: "Request") -> Path:
 
     task = partial(perform, name, command, request)
     typed = CommandLine(config_dir=request.config_dir, plugins=request.plugins)
-    jobs = Jobs(name, task, request, _report, _metrics, _try_out, makes_runs=command.makes_runs)
-    with chosen_folder(jobs) as folder, typed.at_work():
+    jobs = Jobs(
+        name, task, request, _report_failure, _declared_metrics, _check_drawable,
+        makes_runs=command.makes_runs,
+    )  # fmt: skip
+    with chosen_folder(jobs) as folder, typed.as_current():
         try:
             run_sweep(jobs, folder)
         except (KeyboardInterrupt, StoppedError):
             if jobs.done:
-                _end_sweep(jobs, folder)
+                _print_outcomes(jobs, folder)
             raise
-        _end_sweep(jobs, folder)
+        _print_outcomes(jobs, folder)
     if jobs.stopped is not None:
         raise jobs.stopped
-    _raise_failures(jobs, folder)
+    _raise_if_failed(jobs, folder)
     return folder
 
 
-def _end_sweep(jobs: "Jobs", folder: Path) -> None:
-    from transfer_cli.sweeps.jobs import shared
+def _print_outcomes(jobs: "Jobs", folder: Path) -> None:
+    from transfer_cli.sweeps.jobs import shared_overrides
 
     if jobs.makes_runs or not jobs.done:
-        jobs.read_files(folder)
-    common, lines = shared([job.words for job in jobs.done]), [Line(f"sweep {jobs.sweep_dir}")]
+        jobs.read_outcomes(folder)
+    common = shared_overrides([job.words for job in jobs.done])
+    lines = [Line(f"sweep {jobs.sweep_dir}")]
     for job in sorted(jobs.done, key=lambda job: job.number):
         ending = job.reason or job.outcome
         if not ending.startswith(job.outcome):
@@ -359,13 +363,13 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
                 Line(f"  {len(numbers)} jobs had the warning of job {numbers[0]}: {about}")
             )
     if jobs.makes_runs and jobs.sweep_dir is not None:
-        from transfer_cli.reports.collect import last_words
+        from transfer_cli.reports.collect import best_run_lines
 
-        lines += map(Line, last_words(jobs.sweep_dir))
+        lines += map(Line, best_run_lines(jobs.sweep_dir))
     terminal.print_out(Page(*lines))
 
 
-def _raise_failures(jobs: "Jobs", folder: Path) -> None:
+def _raise_if_failed(jobs: "Jobs", folder: Path) -> None:
     from transfer_cli.runs.sweep import JobState
 
     outcomes = [job.outcome for job in jobs.done]
@@ -382,7 +386,7 @@ def _raise_failures(jobs: "Jobs", folder: Path) -> None:
 # --- completion --------------------------------------------------------------------------------
 
 
-def _complete(words: list[str]) -> None:
+def _print_completions(words: list[str]) -> None:
     """Answer the completion script, which hands us the line in COMP_LINE."""
     from transfer_cli.config.completion import SCRIPTS, completions
 
@@ -401,7 +405,7 @@ def print_completion_script(words: list[str]) -> None:
 
     if len(words) != 1 or words[0] not in SCRIPTS:
         raise ConfigError(f"name one shell of {', '.join(SCRIPTS)}")
-    terminal.flush_out(SCRIPTS[words[0]])
+    terminal.write_out(SCRIPTS[words[0]])
 
 
 # --- what goes wrong ---------------------------------------------------------------------------
@@ -413,7 +417,7 @@ def _fail(name: str, error: BaseException, *, debug: bool) -> int:
         return code
     with contextlib.suppress(OSError):  # nobody can be told
         if line is None or debug:
-            _say_traceback(error)
+            _print_traceback(error)
         if line is not None:
             terminal.print_err(terminal.error(name, line))
     return code
@@ -449,11 +453,11 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def _one_line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     return cause_and_cure(error)[0] or f"{type(error).__name__}: {error}"
 
 
-def _process_number() -> int | None:
+def _torchrun_rank() -> int | None:
     """Return the number that torchrun gave this process; None without it."""
     number = os.environ.get("RANK", "")
     return int(number) if number.isdecimal() and "WORLD_SIZE" in os.environ else None
@@ -462,7 +466,7 @@ def _process_number() -> int | None:
 # --- the terminal ------------------------------------------------------------------------------
 
 
-def _say_traceback(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
     sys.stderr.write(escaped("".join(traceback.format_exception(error))))
     sys.stderr.flush()
 
@@ -486,7 +490,7 @@ def _console_log() -> Iterator[None]:
         yield
         return
     handler = logging.StreamHandler()
-    if _process_number():
+    if _torchrun_rank():
         handler.setLevel(logging.CRITICAL)  # the first process speaks for all
     handler.setFormatter(_Format("%(message)s"))
     level = ours.level

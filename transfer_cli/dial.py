@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-WIDTH_OF_BLOCK = 32
+WIDTH_PER_BLOCK = 32
 """Width a block. What a model learns hardly depends on it from 30 to 100 and more (Kaplan et al.
 2020, section 3); with 32, depths 3 to 7 are 0.4M to 4.6M parameters, which a CPU trains."""
 
-LARGE = 16
+LARGE_DEPTH = 16
 """The depth from which heads are 64 wide, as GPUs multiply them fast; below they are 32."""
 
 REFERENCE_WIDTH, REFERENCE_RATE, RATE_POWER = 64, 1.1e-2, 0.75
@@ -31,13 +31,13 @@ BATCH_POWER = 0.383
 
 def width(depth: int) -> int:
     """Return the size of a hidden state: heads of equal width divide it."""
-    step = WIDTH_OF_BLOCK if depth < LARGE else 128
-    return max(step, step * round(WIDTH_OF_BLOCK * depth / step))
+    step = WIDTH_PER_BLOCK if depth < LARGE_DEPTH else 128
+    return max(step, step * round(WIDTH_PER_BLOCK * depth / step))
 
 
 def heads(width: int) -> int:
     """Return the number of heads; a width that is no multiple of 32 has as many as divide it."""
-    wide = 64 if width >= LARGE * WIDTH_OF_BLOCK else 32
+    wide = 64 if width >= LARGE_DEPTH * WIDTH_PER_BLOCK else 32
     return math.gcd(width, max(1, width // wide)) if width % wide else width // wide
 
 
@@ -57,7 +57,7 @@ def vocabulary(depth: int) -> str:
     A table is to be no larger than the blocks (see `data.tokenizer_recipes.vocabulary_size`), and
     the same for neighbouring depths, whose losses a token are then of the same tokens.
     """
-    largest = 4096 if depth < 8 else 8192 if depth < LARGE else 32_768
+    largest = 4096 if depth < 8 else 8192 if depth < LARGE_DEPTH else 32_768
     return f"auto:{largest}"
 
 
@@ -116,7 +116,7 @@ class DialRule:
     why: str
 
 
-_LENGTH = ("dial.parameters", "dial.tokens_per_parameter")
+_LENGTH_KEYS = ("dial.parameters", "dial.tokens_per_parameter")
 
 RULES = (
     DialRule("model.width", width, ("model.depth",), "32 a block (Kaplan et al. 2020)"),
@@ -131,11 +131,11 @@ RULES = (
         "a token for 125 bytes of text, no larger than for such depths",
     ),
     DialRule(
-        "loop.tokens", tokens, (*_LENGTH, "loop.steps", "loop.epochs", "loop.flops"),
+        "loop.tokens", tokens, (*_LENGTH_KEYS, "loop.steps", "loop.epochs", "loop.flops"),
         "dial.tokens_per_parameter (20: Hoffmann et al. 2022)",
     ),
     DialRule(
-        "loop.batch", batch, ("loop.tokens", *_LENGTH, "data.length", "model.positions"),
+        "loop.batch", batch, ("loop.tokens", *_LENGTH_KEYS, "data.length", "model.positions"),
         "tokens a step grow with those of the run (Bergsma et al. 2025; measured here)",
     ),
     DialRule(

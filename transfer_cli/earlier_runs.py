@@ -17,7 +17,7 @@ _DATA = "transfer_cli.data"
 _OBJECTIVES = "transfer_cli.objectives"
 _TASKS = "transfer_cli.tasks"
 
-_NEW = {
+_NEW_NAMES = {
     f"{_DATA}.hub_table": f"{_TASKS}.table",
     f"{_DATA}.rest": f"{_DATA}.labelled",
     f"{_DATA}.tasks.Table": f"{_TASKS}.table.Table",
@@ -82,7 +82,8 @@ def with_new_names(node: Any) -> Any:
             **renamed, "_target_": f"{_TASKS}.samples.EmbeddedSample", "sample": _SAMPLES[target],
         }  # fmt: skip
     module, dot, name = target.rpartition(".")
-    return {**renamed, "_target_": _NEW.get(target, f"{_NEW.get(module, module)}{dot}{name}")}
+    today = _NEW_NAMES.get(target, f"{_NEW_NAMES.get(module, module)}{dot}{name}")
+    return {**renamed, "_target_": today}
 
 
 # --- configs -----------------------------------------------------------------------------------
@@ -99,8 +100,7 @@ _LATER_OPTIONS = {
 }  # fmt: skip
 """Options of a model that 2841927 did not have, with what it did, so that runs can be compared."""
 
-
-LABELLED = {
+LABELLED_SOURCES = {
     f"{_TASKS}.{name}"
     for name in (
         "choice.task.Choices", "dialog.task.Dialogs", "glue.Glue", "multilabel.LabelsTable",
@@ -111,18 +111,18 @@ LABELLED = {
 """Labelled data, whose equal texts were drawn like others then; what a run stores says how."""
 
 
-def _drawn_as_then(node: Any) -> None:
+def _keep_duplicates(node: Any) -> None:
     """Say of labelled data that do not say so that equal texts are drawn like others."""
     if isinstance(node, dict):
-        if str(node.get("_target_")) in LABELLED:
+        if str(node.get("_target_")) in LABELLED_SOURCES:
             node.setdefault("duplicates", "keep")
         for part in node.values():
-            _drawn_as_then(part)
+            _keep_duplicates(part)
 
 
-def config_of_today(config: dict[str, Any]) -> dict[str, Any]:
+def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config, with the names of today, and its options."""
-    _drawn_as_then(config)
+    _keep_duplicates(config)
     model = config.get("model")
     if isinstance(model, dict) and model.get("_target_") == _SHAPE:
         for name, value in _LATER_OPTIONS.items():
@@ -130,7 +130,7 @@ def config_of_today(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def typed_as_then(
+def typed_with_old_defaults(
     typed: Mapping[str, Any], stored: Mapping[str, Any], given: Set[str]
 ) -> dict[str, Any]:
     """Return what the command of a run says today, by the options and defaults of its beginning.
@@ -140,21 +140,21 @@ def typed_as_then(
         stored: Those of the run.
         given: The keys that were typed; what else `typed` has are defaults.
     """
-    then = dict(typed)
+    values = dict(typed)
     for key in typed.keys() - stored.keys() - given:
         kind = f"{key.rpartition('.')[0]}._target_"
-        if typed.get(kind) == stored.get(kind) is not None:  # an option that its part got later
-            then[key] = None
+        if kind in stored and typed.get(kind) == stored[kind]:  # an option that its part got later
+            values[key] = None
     for key in stored.keys() - given:
         if key.endswith(".duplicates") and stored[key] == "keep":
-            then[key] = "keep"
+            values[key] = "keep"
     inherits = str(typed.get("tokenizer._target_")).endswith(".Inherited")
     if inherits and stored.get("tokenizer", "") is None:
         # 2841927 said nothing of a tokenizer that is inherited.
-        then = {key: value for key, value in then.items() if not key.startswith("tokenizer.")}
+        values = {key: value for key, value in values.items() if not key.startswith("tokenizer.")}
     if "loop.monitor" not in given and stored.get("loop.monitor") == "loss":
-        then["loop.monitor"] = "loss"  # the default of both
-    return then
+        values["loop.monitor"] = "loss"  # the default of both
+    return values
 
 
 # --- checkpoints -------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ DROPOUT_DRAWN_OTHERWISE = (
 """What is said of a checkpoint of 2841927."""
 
 
-def state_of_today(state: dict[str, Any]) -> dict[str, Any]:
+def upgrade_state(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a checkpoint, in which the best value of a stage is one of several."""
     stages = state["step"]["stages"]
     if isinstance(stages["best"], float):
@@ -180,7 +180,7 @@ _PERPLEXITY = Metric(
     "perplexity", higher_is_better=False, unit="perplexity", headline=True, per_example=True
 )
 
-UNDECLARED = (
+UNDECLARED_METRICS = (
     Metric("error_rate", higher_is_better=False, unit="percent", headline=True, per_example=True),
     Metric("macro_f1", higher_is_better=True, unit="fraction"),
     Metric("accuracy", higher_is_better=True, unit="fraction", per_example=True),
@@ -193,14 +193,14 @@ UNDECLARED = (
 """What 2841927 measured; of a metric that is not in here, less is better."""
 
 
-def undeclared(measures: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
+def undeclared_metrics(measures: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
     """Return the metrics of a run of 2841927 that measured these numbers, by split and name."""
-    return (*UNDECLARED, *_of_losses_and_parts(measures))
+    return (*UNDECLARED_METRICS, *_undeclared_parts(measures))
 
 
-def _of_losses_and_parts(measures: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+def _undeclared_parts(measures: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """Yield the metrics of further losses, and of objectives that are not ours."""
-    known = {metric.name: metric for metric in UNDECLARED}
+    known = {metric.name: metric for metric in UNDECLARED_METRICS}
     for name in dict.fromkeys(name for measured in measures.values() for name in measured):
         parts = name.split("/")
         at = next((at for at, part in enumerate(parts) if part in known), None)

@@ -123,7 +123,7 @@ def raised_as(error: type[Exception], start: str, *kinds: type[Exception]) -> It
         raise error(f"{start}{cause}") from cause
 
 
-def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """Return " Did you mean 'x'?" for the choice closest to `word`, or "" when none is close."""
     # Names are short and few. To compare what a hostile file holds instead could take hours.
     names = [name for name in choices if len(name) <= _LONGEST_NAME][:_MOST_NAMES]
@@ -132,11 +132,11 @@ def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def listed(names: Iterable[object], most: int = 3) -> str:
+def list_names(names: Iterable[object], most: int = 3) -> str:
     """Return "a, b, c and 3 more"."""
-    every = [str(name) for name in names]
-    left = len(every) - most
-    return ", ".join(every[:most]) + (f" and {left:,} more" if left > 0 else "")
+    texts = [str(name) for name in names]
+    left = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def pip_install(extra: str) -> str:
@@ -145,7 +145,7 @@ def pip_install(extra: str) -> str:
         wanted = [package.partition("; ") for package in metadata.requires("transfer-cli") or ()]
     except metadata.PackageNotFoundError:
         wanted = []
-    names = [name for name, _, of in wanted if f'"{extra}"' in of]
+    names = [name for name, _, marker in wanted if f'"{extra}"' in marker]
     return shlex.join(["pip", "install", *(names or [f".[{extra}]"])])  # else used from a checkout
 
 
@@ -154,7 +154,7 @@ def one_of(
 ) -> None:
     """Raise an error unless `value` is one of the choices; it names the closest."""
     if value not in choices:
-        close = nearest(str(value), choices)
+        close = did_you_mean(str(value), choices)
         raise error(f"{name}: {value!r} is not one of {', '.join(choices)}.{close}")
 
 

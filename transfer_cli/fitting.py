@@ -10,18 +10,18 @@ import torch
 FILLED = 0.85
 """The share of free memory that an estimate may fill: it leaves out logits and what is passing."""
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 def free_bytes(device: torch.device) -> float:
     """Return how much memory of a GPU is free; of a CPU's nothing is asked: without end."""
     if device.type != "cuda":
         return math.inf
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
-def fitting(most: int, room: float, needed: Callable[[int], float]) -> int:
+def rows_that_fit(most: int, room: float, needed: Callable[[int], float]) -> int:
     """Return the largest half, quarter, ... of `most` rows for which there is room; at least 1."""
     rows = most
     while rows > 1 and needed(rows) > room:
@@ -29,19 +29,19 @@ def fitting(most: int, room: float, needed: Callable[[int], float]) -> int:
     return rows
 
 
-def in_halves(
-    rows: np.ndarray, work: Callable[[np.ndarray], Made]
-) -> Iterator[tuple[np.ndarray, Made]]:
+def halve_if_out_of_memory(
+    rows: np.ndarray, work: Callable[[np.ndarray], Result]
+) -> Iterator[tuple[np.ndarray, Result]]:
     """Yield rows and what `work` makes of them: of all, or of halves where memory runs out."""
     try:
-        made = work(rows)
+        result = work(rows)
     except torch.OutOfMemoryError:
         if len(rows) == 1:
             raise
     else:
-        yield rows, made
+        yield rows, result
         return
     # Not within `except`: what was raised keeps what its pass has computed.
     torch.cuda.empty_cache()
     for half in np.array_split(rows, 2):
-        yield from in_halves(half, work)
+        yield from halve_if_out_of_memory(half, work)

@@ -60,7 +60,7 @@ class Length:
         return cls(amount, "steps" if unit == "step" else "epochs")
 
     @classmethod
-    def parse_rhythm(cls, text: str) -> "Length":
+    def parse_interval(cls, text: str) -> "Length":
         """Read an interval: "500 steps" or "1 epoch"."""
         if _COUNTED.fullmatch(text) is None:
             raise ValueError(f"{text!r} is no length: write it as '500 steps' or '1 epoch'")

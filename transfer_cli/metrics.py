@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from transfer_cli.errors import ConfigError, nearest, one_of
+from transfer_cli.errors import ConfigError, did_you_mean, one_of
 
 Unit = Literal["none", "nats", "bits", "perplexity", "fraction", "percent"]
 
@@ -60,16 +60,16 @@ class Metric:
         return -math.inf if self.higher_is_better else math.inf
 
     @property
-    def shown_times(self) -> float:
+    def display_scale(self) -> float:
         """What a value is multiplied by where it is shown: shares stand in percent, too."""
         return 100.0 if self.unit == "fraction" else 1.0
 
     @property
-    def shown_unit(self) -> str:
+    def display_unit(self) -> str:
         """What follows a value where it is shown."""
         return " %" if self.unit in ("fraction", "percent") else ""
 
-    def of_loss(self, loss: str) -> "Metric":
+    def for_loss(self, loss: str) -> "Metric":
         """Return the same metric of a further loss, whose examples are not in `items.jsonl`."""
         return replace(self, name=f"{loss}/{self.name}", headline=False, per_example=False)
 
@@ -105,7 +105,7 @@ def perplexity(name: str) -> Metric:
     return replace(LOSS, name=name, unit="perplexity", headline=True)
 
 
-def find(name: str, declared: Iterable[Metric]) -> Metric | None:
+def find_metric(name: str, declared: Iterable[Metric]) -> Metric | None:
     """Return the declaration of a measured number: its own, or that of the metric it is part of."""
     fitting = [metric for metric in declared if f"{name}/".startswith(f"{metric.name}/")]
     closest = max(fitting, key=lambda metric: len(metric.name), default=None)
@@ -114,10 +114,10 @@ def find(name: str, declared: Iterable[Metric]) -> Metric | None:
     return replace(closest, name=name, headline=False, per_example=False)
 
 
-def require(name: str, declared: Iterable[Metric], key: str) -> Metric:
+def require_metric(name: str, declared: Iterable[Metric], key: str) -> Metric:
     """Return the declaration of a metric, or a part of one, that a config key names."""
     known = tuple(declared)
-    metric = find(name, known)
+    metric = find_metric(name, known)
     if metric is None:
         raise unknown_metric(key, name, [metric.name for metric in known])
     return metric
@@ -127,17 +127,17 @@ def unknown_metric(key: str, name: str, measured: Iterable[str]) -> ConfigError:
     """Return the error for a config key that names a metric that a run does not measure."""
     names = list(measured)
     return ConfigError(
-        f"{key}: there is no measure {name!r}.{nearest(name, names)} "
+        f"{key}: there is no measure {name!r}.{did_you_mean(name, names)} "
         f"This run measures {', '.join(names)}"
     )
 
 
-def by_preference(declared: Iterable[Metric]) -> list[Metric]:
+def headlines_first(declared: Iterable[Metric]) -> list[Metric]:
     """Return the metrics with the headlines first."""
     return sorted(declared, key=lambda metric: not metric.headline)
 
 
-def judge(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
+def judging_metric(declared: Iterable[Metric], measures: Collection[str]) -> Metric:
     """Return what a run is judged by: the first headline, of those measured if any is.
 
     Of one that rises and falls with the loss, such as a perplexity, the loss itself.

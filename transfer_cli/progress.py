@@ -33,31 +33,31 @@ _LINE = "{desc}: {n_fmt} of {total_fmt}{unit}, {elapsed} gone, {remaining} left{
 _COUNT = "{desc}: {n_fmt}{unit}, {elapsed} gone, {rate_fmt}{postfix}"
 _TIME = "{desc}: {elapsed} gone{postfix}"
 
-More = Callable[[int], None]
+Advance = Callable[[int], None]
 """Notes that so many more are done."""
 
 Total = int | None | Callable[[], int | None]
 
-_OFF_TERMINAL = ContextVar("off_terminal", default=False)
+_WITHOUT_TERMINAL_BARS = ContextVar("without_terminal_bars", default=False)
 
 
 @contextmanager
-def off_terminal() -> Iterator[None]:
+def without_terminal_bars() -> Iterator[None]:
     """Draw on no terminal within the block: where there is no notebook, the log has lines."""
-    token = _OFF_TERMINAL.set(True)
+    token = _WITHOUT_TERMINAL_BARS.set(True)
     try:
         yield
     finally:
-        _OFF_TERMINAL.reset(token)
+        _WITHOUT_TERMINAL_BARS.reset(token)
 
 
-def bar(**settings: Any) -> Any:
+def new_bar(**settings: Any) -> Any:
     """Return a bar of tqdm, of a notebook or of the terminal; None where there is neither."""
     kind: Any = tqdm
     if _is_notebook():
         if find_spec("ipywidgets"):
             from tqdm.notebook import tqdm as kind
-    elif _OFF_TERMINAL.get() or not sys.stderr.isatty():
+    elif _WITHOUT_TERMINAL_BARS.get() or not sys.stderr.isatty():
         return None  # a hidden one begins a thread, too, which stays
     return kind(file=sys.stderr, leave=False, **settings)
 
@@ -70,7 +70,7 @@ def _is_notebook() -> bool:
 @contextmanager
 def progress(
     what: str, total: Total = None, unit: str = "", *, shown: bool = True
-) -> Iterator[More]:
+) -> Iterator[Advance]:
     """Show the progress of the work inside, if it takes more than two seconds.
 
     Of several processes the first one speaks for all.
@@ -115,7 +115,7 @@ def _show(
     with suppress(OSError, ValueError, DataError):  # a terminal that has gone, a closed stream
         whole = (total() if callable(total) else total) or 0
         # For its place below other bars, and to be cleared by what is logged.
-        drawn = bar(total=whole or None, bar_format="{desc}", dynamic_ncols=True)
+        drawn = new_bar(total=whole or None, bar_format="{desc}", dynamic_ncols=True)
         has_meter = drawn is not None and not _is_notebook()  # within the line
 
         def line() -> str:
@@ -129,7 +129,7 @@ def _show(
                 unit=unit if unit == "B" else f" {unit}",
                 unit_scale=unit == "B",
                 bar_format=form,  # None: that of tqdm
-                postfix=memory(),
+                postfix=memory_text(),
             )
             return text
 
@@ -154,7 +154,7 @@ def resident_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def memory() -> str:
+def memory_text() -> str:
     """Return the memory that this process has, and what it has of a GPU."""
     torch = sys.modules.get("torch")  # whoever has not imported it uses no GPU
     text = f"{resident_bytes() / 2**20:,.0f} MiB"

@@ -27,17 +27,16 @@ MAX_WHOLE_NUMBER = 2**63 - 1
 MAX_SHOWN_CHARACTERS = 2000
 """A message quotes no more of what it found: one that fills the screen says nothing."""
 
-
-_POINTER = b"version https://git-lfs.github.com/spec/"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class UnreadableError(ValueError):
     """What is wrong with a file, without its name."""
 
 
-def check_no_pointer(start: bytes) -> None:
+def check_no_lfs_pointer(start: bytes) -> None:
     """Refuse the beginning of what Git LFS leaves in place of a file that it has not fetched."""
-    if start.startswith(_POINTER):
+    if start.startswith(_LFS_POINTER):
         raise UnreadableError(
             "it is a pointer of Git LFS in place of the file; `git lfs pull` in its folder "
             "fetches that"
@@ -48,21 +47,21 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     """Return the content of a file."""
     try:
         try:
-            raw = _start_of(path, most_bytes + 1)
+            raw = _read_start(path, most_bytes + 1)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
             # Another machine has replaced it on a network disk, just as it was opened.
-            raw = _start_of(path, most_bytes + 1)
+            raw = _read_start(path, most_bytes + 1)
     except ValueError as error:
         raise UnreadableError(str(error)) from error
     if len(raw) > most_bytes:
         raise UnreadableError(f"it is larger than {most_bytes // 2**10:,} KiB")
-    check_no_pointer(raw)
+    check_no_lfs_pointer(raw)
     return raw
 
 
-def _start_of(path: Path, size: int) -> bytes:
+def _read_start(path: Path, size: int) -> bytes:
     kind = path.stat().st_mode
     if not stat.S_ISREG(kind):
         # To open a pipe could wait for ever.
@@ -76,16 +75,16 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
     raw = read_bytes(path, most_bytes)
     zero = raw.find(b"\0")
     if zero >= 0:
-        raise UnreadableError(f"line {_line_at(raw, zero)} holds a NUL byte")
+        raise UnreadableError(f"line {_line_number(raw, zero)} holds a NUL byte")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         at = error.start
         byte = f"0x{raw[at]:02X}"
-        raise UnreadableError(f"line {_line_at(raw, at)} is not UTF-8 (byte {byte})") from error
+        raise UnreadableError(f"line {_line_number(raw, at)} is not UTF-8 (byte {byte})") from error
 
 
-def _line_at(raw: bytes, place: int) -> int:
+def _line_number(raw: bytes, place: int) -> int:
     return raw.count(b"\n", 0, place) + 1
 
 
@@ -128,7 +127,7 @@ def check_plain(value: Any) -> None:
             raise UnreadableError("a whole number has more than 64 bits")
 
 
-def check_kinds(record: Any) -> None:
+def check_field_types(record: Any) -> None:
     """Refuse a dataclass with a value of another kind than its field; an `int` is a `float`."""
     for name, hint in get_type_hints(type(record)).items():
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
@@ -189,7 +188,7 @@ def markdown_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-_FORMULA = tuple("=+-@\t\r\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
+_FORMULA_STARTS = tuple("=+-@\t\r\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
                  "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
 """How a cell begins that a spreadsheet would compute."""
 
@@ -197,17 +196,17 @@ _FORMULA = tuple("=+-@\t\r\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
 def spreadsheet_cell(text: str) -> str:
     """Return a text as one line that a spreadsheet does not compute."""
     line = in_one_line(text)
-    return f"'{line}" if line.startswith(_FORMULA) else line
+    return f"'{line}" if line.startswith(_FORMULA_STARTS) else line
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of its pairs; readers disagree on which of two equal names counts."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         raise ValueError(f"the name {counts.most_common(1)[0][0][:40]!r} is there twice")
-    return made
+    return members
 
 
-STRICT_JSON = json.JSONDecoder(object_pairs_hook=_once)
+STRICT_JSON = json.JSONDecoder(object_pairs_hook=_unique_names)
 """Reads JSON in which every name of an object occurs once."""

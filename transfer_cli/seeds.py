@@ -37,7 +37,7 @@ class ExampleNoise:
         self._run_seed = seed
         self._seed = derive(seed, "noise", *parts)
 
-    def of_copy(self, number: int) -> "ExampleNoise":
+    def for_copy(self, number: int) -> "ExampleNoise":
         """Return the numbers of a copy of the examples: of the run's seed, and of no step."""
         return ExampleNoise(self._run_seed, "copy", number)
 

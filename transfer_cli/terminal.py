@@ -69,11 +69,11 @@ class Line:
         self.pieces = pieces
 
     def __str__(self) -> str:
-        return _plain(self.pieces).rstrip()
+        return _plain_text(self.pieces).rstrip()
 
-    def drawn(self, console: "Console") -> list["Text"]:
+    def render(self, console: "Console") -> list["Text"]:
         """Return the lines for a terminal."""
-        return [_rich(_one_line(piece) for piece in self.pieces)]
+        return [_rich_text(_as_one_line(piece) for piece in self.pieces)]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Entry:
     width: int | None = None
 
     def __str__(self) -> str:
-        head, text = _plain(self.head), _plain(self.text)
+        head, text = _plain_text(self.head), _plain_text(self.text)
         if self.width is None:
             return f"{head:<{self.column}}{text}".rstrip()
         wrapped = textwrap.wrap(text, max(_NARROWEST, self.width - self.column)) or [""]
@@ -95,21 +95,22 @@ class Entry:
             return "\n".join([head, *below])
         return "\n".join([f"{head:<{self.column}}{wrapped[0]}".rstrip(), *below[1:]])
 
-    def drawn(self, console: "Console") -> list["Text"]:
+    def render(self, console: "Console") -> list["Text"]:
         """Return the lines for a terminal."""
         width = console.width if self.width is None else min(console.width, self.width)
-        head, text = _rich(map(_one_line, self.head)), _rich(map(_one_line, self.text))
+        head = _rich_text(map(_as_one_line, self.head))
+        text = _rich_text(map(_as_one_line, self.text))
         if head.cell_len > width:
-            squeezed = ((re.sub(" {2,}", "  ", text), style) for text, style in _styled(self.head))
-            head = _rich([Piece(*piece) for piece in squeezed])
+            pieces = _as_pieces(self.head)
+            head = _rich_text(Piece(re.sub(" {2,}", "  ", p.text), p.style) for p in pieces)
         if not text:
             head.rstrip()
             return [head]
         column, beside = self.column, head.cell_len <= self.column
         if width - column < _NARROWEST:
             column, beside = min(_INDENT, width // 2), False
-        lines = _wrapped(text, max(1, width - column), console)
-        below = [_rich([" " * column]).append_text(line) for line in lines]
+        lines = _wrap(text, max(1, width - column), console)
+        below = [_rich_text([" " * column]).append_text(line) for line in lines]
         if not beside:
             return [head, *below] if head else below
         room = " " * (column - head.cell_len)
@@ -125,7 +126,7 @@ class Prose:
     def __str__(self) -> str:
         return escaped(self.text)
 
-    def drawn(self, console: "Console") -> list["Text"]:
+    def render(self, console: "Console") -> list["Text"]:
         """Return the lines for a terminal."""
         widest_prose = 100  # maximum width of running text, on wide terminals too
         width = min(console.width, widest_prose)
@@ -137,8 +138,8 @@ class Prose:
                 Piece(part, "name" if part.startswith("`") else "")
                 for part in re.split(r"(`[^`]*`)", flowing)
             ]
-            lines += [_rich([])] if lines else []
-            lines += _wrapped(_rich(typed), width, console)
+            lines += [_rich_text([])] if lines else []
+            lines += _wrap(_rich_text(typed), width, console)
         return lines
 
 
@@ -159,7 +160,7 @@ class TextTable:
 
     def __str__(self) -> str:
         titles = [column.title for column in self.columns]
-        texts = [[_one_line(cell).text for cell in row] for row in self.rows]
+        texts = [[_as_one_line(cell).text for cell in row] for row in self.rows]
         widths = [max(map(len, cells)) for cells in zip(titles, *texts, strict=True)]
         return "\n".join(
             "  ".join(
@@ -169,19 +170,19 @@ class TextTable:
             for row in (titles, *texts)
         )
 
-    def drawn(self, console: "Console") -> list["Text"]:
+    def render(self, console: "Console") -> list["Text"]:
         """Return the lines for a terminal."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        cells = [[_one_line(cell) for cell in row] for row in self.rows]
+        cells = [[_as_one_line(cell) for cell in row] for row in self.rows]
         # rich measures a tab as no cell, and cuts off what follows it.
         cells = [[Piece(text.replace("\t", " "), style) for text, style in row] for row in cells]
         table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
         least = 2 * (len(self.columns) - 1)
         for at, column in enumerate(self.columns):
-            title = _rich([Piece(column.title, "heading")])
-            needed = max(title.cell_len, *(_rich([row[at]]).cell_len for row in cells), 0)
+            title = _rich_text([Piece(column.title, "heading")])
+            needed = max(title.cell_len, *(_rich_text([row[at]]).cell_len for row in cells), 0)
             # Texts give up room, numbers none.
             narrowest = needed if column.right else min(needed, _NARROWEST)
             least += narrowest
@@ -192,7 +193,7 @@ class TextTable:
         if least > console.width:
             return self._blocks(cells, console)
         for row in cells:
-            table.add_row(*(_rich([cell]) for cell in row))
+            table.add_row(*(_rich_text([cell]) for cell in row))
         lines = [
             Text.assemble(*((part.text, part.style or "") for part in line))
             for line in console.render_lines(table, pad=False)
@@ -205,9 +206,9 @@ class TextTable:
         room = 2 + max(len(column.title) for column in self.columns)
         lines: list[Text] = []
         for row in cells:
-            lines += [_rich([])] if lines else []
+            lines += [_rich_text([])] if lines else []
             for column, cell in zip(self.columns, row, strict=True):
-                lines += Entry([Piece(column.title, "heading")], [cell], room).drawn(console)
+                lines += Entry([Piece(column.title, "heading")], [cell], room).render(console)
         return lines
 
 
@@ -247,7 +248,7 @@ def is_silent() -> bool:
 
 def print_out(page: Page | Renderable) -> None:
     """Print to standard output."""
-    flush_out(_shown(page, sys.stdout))
+    write_out(_rendered(page, sys.stdout))
 
 
 def print_err(page: Page | Renderable) -> None:
@@ -255,7 +256,7 @@ def print_err(page: Page | Renderable) -> None:
     if _IS_SILENT.get():
         return
     try:
-        sys.stderr.write(_shown(page, sys.stderr))
+        sys.stderr.write(_rendered(page, sys.stderr))
         sys.stderr.flush()
     except OSError as error:
         if error.errno != errno.EIO:
@@ -264,7 +265,7 @@ def print_err(page: Page | Renderable) -> None:
 
 
 @contextmanager
-def whole_streams() -> Iterator[Callable[[], None]]:
+def replace_closed_streams() -> Iterator[Callable[[], None]]:
     """Put the null device in the place of closed standard streams.
 
     Else the next file that is opened would get their number, and what a library prints. Standard
@@ -293,7 +294,7 @@ def whole_streams() -> Iterator[Callable[[], None]]:
                 stream.flush()
             except OSError:
                 with suppress(OSError):
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                    _redirect_to_null(stream.fileno())
 
 
 def _can_be_written(stream: TextIO) -> bool:
@@ -303,7 +304,7 @@ def _can_be_written(stream: TextIO) -> bool:
         return True
 
 
-def flush_out(text: str = "") -> None:
+def write_out(text: str = "") -> None:
     """Write a text, and all that was printed; BrokenPipeError where its reader has gone."""
     if _IS_SILENT.get():
         return
@@ -324,7 +325,7 @@ def print_line(text: str) -> None:
     print_out(Line(text))
 
 
-def heeded(signals: Iterable[int]) -> list[int]:
+def without_ignored(signals: Iterable[int]) -> list[int]:
     """Return the signals without those that this process was begun to ignore, as by `nohup`."""
     if _IS_SILENT.get():
         return []
@@ -341,16 +342,20 @@ def leave_dead_terminal() -> None:
             termios.tcgetattr(stream)
         except termios.error as error:
             if error.args[0] == errno.EIO:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, stream)
-                os.close(nowhere)
+                _redirect_to_null(stream)
+
+
+def _redirect_to_null(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 @contextmanager
-def handling(
+def handle_signals(
     numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Have `handler` called at `numbers`, those that are heeded, during the block."""
+    """Have `handler` called at `numbers`, but those that are ignored, during the block."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -358,7 +363,7 @@ def handling(
         handler(number, frame)
 
     with ExitStack() as stack:
-        for number in heeded(numbers):
+        for number in without_ignored(numbers):
             stack.callback(signal.signal, number, signal.signal(number, handle))
         yield
 
@@ -374,7 +379,7 @@ def paint(text: str, style: Style, stream: TextIO) -> str:
         return text
     console = _console(stream)
     with console.capture() as captured:
-        console.print(_rich([Piece(text, style)]), end="", soft_wrap=True)
+        console.print(_rich_text([Piece(text, style)]), end="", soft_wrap=True)
     return captured.get()
 
 
@@ -385,7 +390,7 @@ def is_colourful(stream: TextIO) -> bool:
     return stream.isatty()
 
 
-def _shown(page: Page | Renderable, stream: TextIO) -> str:
+def _rendered(page: Page | Renderable, stream: TextIO) -> str:
     return _in_colour(page, stream) if is_colourful(stream) else f"{page}\n"
 
 
@@ -395,7 +400,7 @@ def _in_colour(page: Page | Renderable, stream: TextIO) -> str:
     # On a closed pipe rich would end the process; the command line has its own exit code.
     with console.capture() as captured:
         for block in blocks:
-            for line in block.drawn(console):
+            for line in block.render(console):
                 console.print(line, soft_wrap=True)
     return captured.get()
 
@@ -415,27 +420,27 @@ def _console(stream: TextIO) -> "Console":
     )
 
 
-def _styled(pieces: Iterable[Piece | str]) -> list[Piece]:
+def _as_pieces(pieces: Iterable[Piece | str]) -> list[Piece]:
     return [Piece(piece) if isinstance(piece, str) else piece for piece in pieces]
 
 
-def _plain(pieces: Pieces) -> str:
-    return in_one_line("".join(text for text, _ in _styled(pieces)))
+def _plain_text(pieces: Pieces) -> str:
+    return in_one_line("".join(text for text, _ in _as_pieces(pieces)))
 
 
-def _rich(pieces: Iterable[Piece | str]) -> "Text":
+def _rich_text(pieces: Iterable[Piece | str]) -> "Text":
     from rich.text import Text
 
-    return Text.assemble(*((escaped(text), style) for text, style in _styled(pieces)))
+    return Text.assemble(*((escaped(text), style) for text, style in _as_pieces(pieces)))
 
 
-def _wrapped(text: "Text", width: int, console: "Console") -> list["Text"]:
+def _wrap(text: "Text", width: int, console: "Console") -> list["Text"]:
     lines = list(text.wrap(console, width, tab_size=_INDENT))
     for line in lines:
         line.rstrip()
     return lines
 
 
-def _one_line(cell: Piece | str) -> Piece:
-    [(text, style)] = _styled([cell])
+def _as_one_line(cell: Piece | str) -> Piece:
+    [(text, style)] = _as_pieces([cell])
     return Piece(in_one_line(text), style)

@@ -29,7 +29,7 @@ def ours(arrive: Gate, words: Sequence[str], batches: str, steps: int) -> None:
     import torch
 
     def body(step: Any, loader: Any) -> None:
-        torch.save([loader.at(number)[0]["main"] for number in range(steps)], batches)
+        torch.save([loader.load(number)[0]["main"] for number in range(steps)], batches)
         for number in range(steps):
             arrive()
             arrive.note(loss=float(step(number).total))

@@ -55,7 +55,7 @@ def steps(arrive: Gate, words: Sequence[str], timed: int) -> None:
     def body(step: Callable[[int], Any], loader: Any) -> None:
         number_of_steps = loader.streams["main"].sampler.steps_per_epoch
         sizes = [
-            sum(micro["main"]["tokens"].numel() for micro in loader.at(number))
+            sum(micro["main"]["tokens"].numel() for micro in loader.load(number))
             for number in range(number_of_steps)
         ]
         for number in _spread(sizes, timed):

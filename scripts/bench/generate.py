@@ -50,13 +50,15 @@ def ours(arrive: Gate, folder: str, texts: int, beams: int, device: str, said: s
     allowed_V[trained.start.tokenizer.sep] = False  # as many tokens are made as the peer makes
 
     def once() -> list[list[int]]:
-        read = Continued(trained.model, tokens_RT, segments_RT, begin_R, most=TOKENS)
+        read = Continued(trained.model, tokens_RT, segments_RT, begin_R, max_tokens=TOKENS)
         if beams == 1:
-            answers: list[list[int]] = read.picked(lambda logits: logits.argmax(1)).tolist()
+            answers: list[list[int]] = read.pick_tokens(lambda logits: logits.argmax(1)).tolist()
             return answers
         search = BeamSearch(beams)
         with torch.inference_mode():
-            return search(read.first(), read.next, most=TOKENS, ends=[], allowed_V=allowed_V)
+            return search(
+                read.first(), read.next, max_tokens=TOKENS, end_tokens=[], allowed_V=allowed_V
+            )
 
     _again(arrive, once, said)
 

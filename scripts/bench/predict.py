@@ -80,7 +80,7 @@ def ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> No
     words = [f"run={folder}", f"input={texts}", "format=text", "output_format=jsonl",
              f"batch={BATCH}", f"device={device}", "precision=fp32"]  # fmt: skip
     first, others = (
-        compose.compose("predict", flags.parse([*words, f"output={path}"], "predict"))
+        compose.load_config("predict", flags.parse_request([*words, f"output={path}"], "predict"))
         for path in (answers, os.devnull)
     )
     with patch.object(ensemble, "open_trained", cache(ensemble.open_trained)):

@@ -230,7 +230,7 @@ def in_place_of_engine(
     def run(engine: Engine, loader: Any, **_: Any) -> None:
         def step(number: int) -> Any:
             engine.state.iteration = number + 1
-            return engine._process_function(engine, loader.at(number))
+            return engine._process_function(engine, loader.load(number))
 
         body(step, loader)
         raise _EnoughError
@@ -244,7 +244,8 @@ def built(words: Sequence[str]) -> Any:
     from transfer_cli.assembly.run import build_run
     from transfer_cli.config import compose, flags
 
-    return build_run(compose.compose("finetune", flags.parse(list(words), "finetune")), "finetune")
+    request = flags.parse_request(list(words), "finetune")
+    return build_run(compose.load_config("finetune", request), "finetune")
 
 
 def _command(words: Sequence[str], command: str) -> None:

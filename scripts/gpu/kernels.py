@@ -187,7 +187,7 @@ SMOLLM2 = BackboneShape(
 def blocks(shape: BackboneShape, case: str = "", size: tuple[int, int] = (64, 256)) -> Step:
     """Take a backbone forward and backward: all of a step but its loss and its optimizer."""
     backbone = Backbone(shape, VOCABULARY)
-    backbone.keep_residual(torch.bfloat16 if case == "bf16 residual" else None)
+    backbone.set_residual_dtype(torch.bfloat16 if case == "bf16 residual" else None)
     backbone.compile(fullgraph=True)
     tokens = torch.empty(size, dtype=torch.int64)
     if case == "any rows":
@@ -206,7 +206,7 @@ def blocks(shape: BackboneShape, case: str = "", size: tuple[int, int] = (64, 25
 def loss() -> Step:
     """Compute the loss of a chunk of logits, and its gradient."""
     logits = torch.empty(CHUNK, VOCABULARY, dtype=torch.bfloat16)
-    return partial(vocabulary_loss._compiled(), logits, torch.empty(CHUNK, 1, dtype=torch.int64))
+    return partial(vocabulary_loss._compile(), logits, torch.empty(CHUNK, 1, dtype=torch.int64))
 
 
 def token(earlier: int = 20) -> Step:
@@ -214,7 +214,7 @@ def token(earlier: int = 20) -> Step:
     backbone, cache = Backbone(SMOLLM2, VOCABULARY).eval(), KVCache(SMOLLM2.depth, 2 * earlier)
     for layer in cache.layers:
         size = (1, SMOLLM2.key_value_heads, 2 * earlier, SMOLLM2.width // SMOLLM2.heads)
-        layer._both, layer._filled = (torch.empty(size), torch.empty(size)), earlier
+        layer._kv, layer._filled = (torch.empty(size), torch.empty(size)), earlier
     tokens = torch.empty(1, 1, dtype=torch.int64)
     mask = torch.empty_like(tokens, dtype=torch.bool)
 

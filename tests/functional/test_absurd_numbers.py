@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
 from transfer_cli.config import compose
-from transfer_cli.config.check import check
+from transfer_cli.config.check import check_config
 from transfer_cli.config.flags import Request
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.errors import ConfigError
 
 OPTIONAL = (
@@ -37,14 +37,14 @@ MIB = 500
 
 def numbers(config):
     """Return the keys of all numbers that a command takes."""
-    settings = flat(OmegaConf.to_container(config, resolve=True))
+    settings = flat_items(OmegaConf.to_container(config, resolve=True))
     keys = [key for key, value in settings if type(value) in (int, float)]
     return sorted({*keys, *OPTIONAL})
 
 
 def check_with(config, key, value, command):
     OmegaConf.update(config, key, value)
-    check(config, command)
+    check_config(config, command)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def refused(transfer, corpus, tiny, loop, tmp_path):
     ],
 )
 def test_numbers_that_no_arithmetic_has_are_refused_for_every_key(command, value):
-    composed = compose.compose(command, Request())
+    composed = compose.load_config(command, Request())
 
     for key in numbers(composed):
         with pytest.raises((ConfigError, ValidationError), match=re.escape(key.split(".")[-1])):

@@ -142,7 +142,7 @@ WRONG = {
     [pytest.param(f, marks=[pytest.mark.slow] if f == "loops" else []) for f in WRONG],
 )
 def test_what_is_wrong_is_said_in_a_line_and_nothing_is_written(fault, tune, monkeypatch):
-    monkeypatch.setattr("transfer_cli.data.chat_template.SECONDS", 0)
+    monkeypatch.setattr("transfer_cli.data.chat_template.MAX_SECONDS", 0)
     loops = "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     Path("loops.jinja").write_text(loops)
     Path("files.jinja").write_text("{% include '/etc/passwd' %}")

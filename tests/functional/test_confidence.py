@@ -18,7 +18,7 @@ from tests.functional.test_pages import commands
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.commands import closing
-from transfer_cli.commands.closing import Closing
+from transfer_cli.commands.closing import AnswerSummary
 from transfer_cli.engine.precision import Precision
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.multilabel import MultilabelTask
@@ -176,8 +176,8 @@ def told(caplog, ends, answers):
     """Return what is told of answers, as labels and probabilities."""
     caplog.set_level(logging.INFO)
     for line, (label, probability) in enumerate(answers, 1):
-        ends.note(label, probability, f"text {line}", line)
-    ends.say()
+        ends.add(label, probability, f"text {line}", line)
+    ends.log_summary()
     return [record.getMessage() for record in caplog.records]
 
 
@@ -185,8 +185,8 @@ def test_the_ten_least_sure_are_told_in_order_and_few_answers_are_not(caplog):
     task = ClassificationTask(("a", "b"))
     answers = [("a", 0.4 + number / 100) for number in random.Random(0).sample(range(30), 30)]
 
-    assert not told(caplog, Closing(task, {}, 0), answers[:19])
-    lines = told(caplog, Closing(task, {}, 0), answers)
+    assert not told(caplog, AnswerSummary(task, {}, 0), answers[:19])
+    lines = told(caplog, AnswerSummary(task, {}, 0), answers)
 
     assert any(line.startswith("unsure: 10 of 30 answers (33.3 %)") for line in lines)
     sure = [float(line.split()[2]) for line in lines[-10:]]
@@ -225,7 +225,7 @@ def test_the_ten_least_sure_are_told_in_order_and_few_answers_are_not(caplog):
 def test_shares_that_differ_by_more_than_chance_are_named(
     caplog, task, trained, texts, answers, drifts
 ):
-    lines = told(caplog, Closing(task, trained, texts), [(answer, 0.9) for answer in answers])
+    lines = told(caplog, AnswerSummary(task, trained, texts), [(answer, 0.9) for answer in answers])
 
     assert lines[0].startswith("the shares of 100 answers")
     assert any("otherwise than the labels in training" in line for line in lines) == drifts
@@ -252,7 +252,7 @@ def test_of_many_numbers_a_part_is_kept(caplog, monkeypatch):
     monkeypatch.setattr(closing, "MOST_VALUES", 16)
     task = RegressionTask(quartiles=(1.0, 2.0, 3.0))
 
-    (line,) = told(caplog, Closing(task, {}, 0), [(str(n), math.nan) for n in range(1000)])
+    (line,) = told(caplog, AnswerSummary(task, {}, 0), [(str(n), math.nan) for n in range(1000)])
 
     assert line.startswith("the quartiles of 1,000 answers: ")
     parts = [float(part) for part in line.split(": ")[1].split(";")[0].split(", ")]

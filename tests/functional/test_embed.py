@@ -78,7 +78,7 @@ def test_vectors_are_those_of_the_reference_in_every_format(bert, table, transfe
 
 
 def test_the_nearest_pairs_are_those_of_all(monkeypatch):
-    monkeypatch.setattr(embed, "_PORTION", 3)
+    monkeypatch.setattr(embed, "_PORTION_ROWS", 3)
     units = F.normalize(torch.randn(11, 4, generator=torch.Generator().manual_seed(1)), dim=1)
     every = sorted(
         ((float(units[a] @ units[b]), a, b) for a in range(11) for b in range(a + 1, 11)),

@@ -529,7 +529,7 @@ def test_a_file_holds_the_model_and_its_tokenizer(family, models, transfer):
     shape = start.description.shape
     assert values["general.architecture"] == family
     assert values[f"{family}.embedding_length"] == shape.width
-    assert values[f"{family}.attention.head_count_kv"] == shape.shared_heads
+    assert values[f"{family}.attention.head_count_kv"] == shape.kv_heads
     assert values["tokenizer.ggml.pre"] == "gpt-2"
     assert values["tokenizer.ggml.tokens"] == start.tokenizer.pieces(range(start.tokenizer.size))
     np.testing.assert_array_equal(

@@ -34,7 +34,7 @@ def finetune(transfer, loop, tmp_path):
     return call
 
 
-def backbone_of(run):
+def build_backbone(run):
     tensors = open_pretrained(str(run)).tensors()
     return {name: tensor for name, tensor in tensors.items() if name.startswith("backbone.")}
 
@@ -105,7 +105,7 @@ def test_it_starts_from_a_run_its_model_or_a_checkpoint(finetune, pretrained, pl
     ended, run = finetune(f"init_from={pretrained / place}", "adaptation=frozen", "loop.steps=1")
 
     source = pretrained / (place or "model")
-    assert same(backbone_of(source), backbone_of(run / "model"))
+    assert same(build_backbone(source), build_backbone(run / "model"))
     assert f"tensors from {source}" in ended.err
     assert "new: heads.class.linear.bias, heads.class.linear.weight" in ended.err
 
@@ -117,7 +117,7 @@ def test_from_scratch_it_is_the_same_model_with_fresh_weights(finetune, pretrain
 
     assert "loaded" not in ended.err
     assert read_description(run / "model").shape == read_description(pretrained / "model").shape
-    before, after = backbone_of(pretrained / "model"), backbone_of(run / "model")
+    before, after = build_backbone(pretrained / "model"), build_backbone(run / "model")
     name = "backbone.token_embedding.weight"
     assert before[name].shape == after[name].shape
     assert not before[name].equal(after[name])
@@ -275,7 +275,7 @@ def test_the_config_of_a_run_repeats_it(transfer, finetuned, tmp_path):
     transfer("finetune", finetuned / "config.yaml", "run.dir=again").ok()
     transfer("finetune", "--config", finetuned / "config.yaml", "seed=7", "run.dir=other").ok()
 
-    once, again, other = map(backbone_of, (finetuned, tmp_path / "again", tmp_path / "other"))
+    once, again, other = map(build_backbone, (finetuned, tmp_path / "again", tmp_path / "other"))
     assert same(once, again)
     assert not same(once, other)
 

@@ -100,7 +100,7 @@ def test_blocks_limit_it_to_some_that_are_spread_evenly(adapt, deep, short_text)
     config, start = trained.config, trained.start
     found_text = build(config.data, "data", TextData)
     place = datasets.DataPlace(config.data_dir, config.seed)
-    text, _ = datasets.text(found_text, place, start.description.shape, start.tokenizer)
+    text, _ = datasets.prepare_text(found_text, place, start.description.shape, start.tokenizer)
     split = text.splits["validation"]
     last = len(split.data) - 1
     assert last > 4

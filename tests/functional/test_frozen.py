@@ -121,15 +121,15 @@ def finetune(transfer, pretrained, read_json):
 @pytest.mark.slow
 def test_a_run_is_the_same_to_the_last_bit(finetune, monkeypatch):
     kept = {}
-    halve = assembly.halve
+    cast_to_bf16 = assembly.cast_to_bf16
 
     def watch(model, names):
-        halve(model, names)
+        cast_to_bf16(model, names)
         kept.update({name: p.dtype for name, p in model.named_parameters()})
 
-    monkeypatch.setattr(assembly, "halve", watch)
+    monkeypatch.setattr(assembly, "cast_to_bf16", watch)
     measures, tensors = finetune("halved")
-    monkeypatch.setattr(assembly, "halve", lambda model, names: None)
+    monkeypatch.setattr(assembly, "cast_to_bf16", lambda model, names: None)
     expected, others = finetune("whole")
 
     halved = {name for name, kind in kept.items() if kind == torch.bfloat16}
@@ -146,7 +146,7 @@ def test_a_run_is_the_same_to_the_last_bit(finetune, monkeypatch):
 @pytest.mark.parametrize("words", [["adaptation.store=merged"], ["precision=fp32"]])
 def test_what_is_stored_or_computed_as_it_is_stays(finetune, monkeypatch, words):
     asked = []
-    monkeypatch.setattr(assembly, "halve", lambda model, names: asked.append(names))
+    monkeypatch.setattr(assembly, "cast_to_bf16", lambda model, names: asked.append(names))
 
     finetune("run", *words)
 

@@ -146,13 +146,13 @@ def test_what_ends_in_the_middle_leaves_nothing_half_written(
 ):
     if is_there:
         (tmp_path / "configs").mkdir()
-    files = init_module._files
+    files = init_module._file_texts
 
     def and_one_that_cannot_be(*given):
         # A name that no disk takes, last.
         return {**files(*given), init_module.Path("x" * 300): ""}
 
-    monkeypatch.setattr(init_module, "_files", and_one_that_cannot_be)
+    monkeypatch.setattr(init_module, "_file_texts", and_one_that_cannot_be)
 
     ended = transfer("init", "configs")
 

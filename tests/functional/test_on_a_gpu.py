@@ -147,7 +147,7 @@ def losses(device, data, *, kind="fp32", compiled=False, recomputed=False, **sha
     """Return the losses of eight steps."""
     objective, made = OBJECTIVES[data]
     run = on_stand_in.begun(objective(), device, made(), kind=kind, shape=shape, total=8)
-    run.step.model.backbone.recompute(recomputed)
+    run.step.model.backbone.set_activation_checkpointing(recomputed)
     if compiled:
         compile_passes(run.step.model, device, lengths_vary=data == "questions")
     return run.go().losses

@@ -16,7 +16,7 @@ import transfer_cli
 from tests.functional.conftest import TINY
 from tests.unit.test_docs import quoted, table
 from transfer_cli.config import compose
-from transfer_cli.config.check import check
+from transfer_cli.config.check import check_config
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import Request
 
@@ -222,7 +222,7 @@ def test_every_training_of_the_readme_composes():
 
     for command, *words in trained:
         overrides = tuple(word for word in words if "=" in word)
-        check(compose.compose(command, Request(overrides=overrides)), command)
+        check_config(compose.load_config(command, Request(overrides=overrides)), command)
 
 
 @pytest.mark.slow
@@ -299,8 +299,8 @@ def test_what_takes_long_has_a_bar_in_a_notebook(kernel, widgets):
     cell = v4.new_code_cell(
         f"{hidden}\nfrom time import sleep\nfrom transfer_cli import progress\n"
         "progress.SECONDS_UNTIL_SHOWN = 0.0\n"
-        "with progress.off_terminal(), progress.progress('reading', 10, 'lines') as more:\n"
-        "    more(3)\n    sleep(2)\n"
+        "with progress.without_terminal_bars(), progress.progress('reading', 10, 'lines') as m:\n"
+        "    m(3)\n    sleep(2)\n"
     )
 
     outputs = kernel(v4.new_notebook(cells=[cell]))

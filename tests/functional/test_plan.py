@@ -102,7 +102,7 @@ def test_a_plan_tells_how_long_a_run_takes(
 def test_the_time_of_long_steps_is_told_by_a_sequence_of_one(
     transfer, adapting, monkeypatch, untouched
 ):
-    monkeypatch.setattr(plan, "SECONDS", 0.0)
+    monkeypatch.setattr(plan, "PATIENCE_SECONDS", 0.0)
 
     ended = transfer("plan", "finetune", *adapting()).ok()
 

@@ -117,7 +117,7 @@ def products(tmp_path, monkeypatch):
     """Return how fast products are here, which a test may change; what is kept is known to none."""
     rates = {"float32": 1.0, "bfloat16": 4.0}
     monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(bf16_products, "measured", lambda: rates)
+    monkeypatch.setattr(bf16_products, "measure_rates", lambda: rates)
     return rates
 
 

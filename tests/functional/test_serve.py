@@ -25,7 +25,7 @@ from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.schema import ServingConfig
 from transfer_cli.serving import command
 from transfer_cli.serving.app import Service
-from transfer_cli.serving.server import run
+from transfer_cli.serving.server import run_server
 
 HERE = "http://127.0.0.1"
 BEARER = "may-ask"
@@ -68,8 +68,8 @@ def client(service):
 @contextmanager
 def running(service):
     """Yield the port at which a service listens in a thread."""
-    with closing(command._bound("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=run, args=(service, listening, 20.0))
+    with closing(command._bind("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=run_server, args=(service, listening, 20.0))
         thread.start()
         try:
             assert asked(listening.getsockname()[1], "GET", "/health")[0] == 200
@@ -318,7 +318,7 @@ def test_a_mistake_ends_it_with_a_line(words, key, finetuned, transfer, tmp_path
 
 
 def test_a_port_that_is_taken_ends_it_with_a_line(finetuned, transfer):
-    with closing(command._bound("127.0.0.1", 0)) as other:
+    with closing(command._bind("127.0.0.1", 0)) as other:
         ended = transfer("serve", finetuned, f"port={other.getsockname()[1]}")
 
     ended.refusal("port")

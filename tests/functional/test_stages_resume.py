@@ -258,4 +258,4 @@ def test_a_run_whose_last_stage_gave_up_is_finished(transfer, adapting):
     ended = transfer("finetune", "resume=run")
 
     assert ended.code == 2
-    assert "is finished after 10 steps" in ended.err
+    assert "is finished after 10 steps; its last stage ran out of patience" in ended.err

@@ -17,15 +17,15 @@ CONSTANT = ("schedule=constant",)
 @pytest.fixture
 def drawn(monkeypatch):
     """Return the stream that each step drew, and how many examples of it, as a run goes on."""
-    draws, at = [], StepDataLoader.at
+    draws, load = [], StepDataLoader.load
 
     def note(self, step):
-        batches = at(self, step)
+        batches = load(self, step)
         (name,) = {name for micro in batches for name in micro}
         draws.append((name, sum(len(micro[name]["tokens"]) for micro in batches)))
         return batches
 
-    monkeypatch.setattr(StepDataLoader, "at", note)
+    monkeypatch.setattr(StepDataLoader, "load", note)
     return draws
 
 
@@ -124,7 +124,7 @@ def test_a_second_task_has_its_own_head_labels_and_measures(run, second_task, dr
     run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=16")
 
     mixture = Mixture({"main": 24, "more": 30}, total=16, steps_per_epoch=6, seed=5, power=0)
-    assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(16)]
+    assert [name for name, _ in drawn] == [mixture.draw(step)[0] for step in range(16)]
     assert {name for name, _ in drawn} == {"main", "more"}
     last = records("validation")[-1]
     assert {"accuracy", "more/accuracy", "more/loss", "more/macro_f1"} <= last.keys()

@@ -278,7 +278,7 @@ def test_a_published_model_tags_as_its_reference_does(transfer, tmp_path, family
     (tmp_path / "new.txt").write_text(" ".join(words))
     ended = transfer("predict", "published", "new.txt", "device=cpu").ok()
 
-    assert json.loads(ended.out)["tags"] == TaggingTask(tuple(names)).decoded(at_words)
+    assert json.loads(ended.out)["tags"] == TaggingTask(tuple(names)).decode(at_words)
 
 
 # --- what is learnt without tags -----------------------------------------------------------------
@@ -313,9 +313,9 @@ def test_the_tags_of_what_is_left_out_never_reach_a_batch(
     preset, transfer, few, task_run, monkeypatch
 ):
     run = task_run("tagging")
-    steps, at = [], StepDataLoader.at
+    steps, load = [], StepDataLoader.load
     monkeypatch.setattr(
-        StepDataLoader, "at", lambda self, step: steps.append(at(self, step)) or steps[-1]
+        StepDataLoader, "load", lambda self, step: steps.append(load(self, step)) or steps[-1]
     )
     before = digest(run / "model")
     beyond = ["losses.rest.perturb=delete"] if preset == "uda" else [f"adaptation.teachers=[{run}]"]
@@ -343,7 +343,7 @@ def test_what_teachers_say_is_kept_word_by_word_and_asked_once(
     assert answers.shape[1] == 3
     assert 5 * 124 < len(answers) < sum(map(len, given))
     assert np.allclose(answers.sum(1), 1, atol=1e-5)
-    monkeypatch.setattr(Ensemble, "together", None)
+    monkeypatch.setattr(Ensemble, "answers", None)
     transfer(*few("self_training", f"adaptation.teachers=[{run}]"), "run.dir=again").ok()
 
 

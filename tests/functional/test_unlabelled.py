@@ -19,13 +19,13 @@ TEACHING = ("distil", "self_training")
 @pytest.fixture
 def steps(monkeypatch):
     """Return the micro-batches of each step, as a run goes on."""
-    micro_batches, at = [], StepDataLoader.at
+    micro_batches, load = [], StepDataLoader.load
 
     def note(self, step):
-        micro_batches.append(at(self, step))
+        micro_batches.append(load(self, step))
         return micro_batches[-1]
 
-    monkeypatch.setattr(StepDataLoader, "at", note)
+    monkeypatch.setattr(StepDataLoader, "load", note)
     return micro_batches
 
 

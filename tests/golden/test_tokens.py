@@ -75,7 +75,7 @@ def fingerprint(recipe, rule, documents, source):
             cached_tokenizer(RECIPES[recipe], splits["train"], caches)
         digest = hashlib.blake2b(digest_size=8)
         for split in splits.values():
-            text = encode_text(split.by_rule(rule), tokenizer_of(recipe), caches)
+            text = encode_text(split.with_rule(rule), tokenizer_of(recipe), caches)
             digest.update(np.asarray(text.tokens[:], np.int64).tobytes())
             digest.update(b"" if text.starts is None else text.starts.tobytes())
             counts = text.num_words, text.num_bytes, text.num_lines, text.num_unknown

@@ -287,10 +287,10 @@ def test_garbage_is_looked_for_again_when_a_commands_imports_are_done(tmp_path, 
     (tmp_path / "cannot_be_imported.py").write_text("raise ImportError('not today')\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    assert cli._load("looks_for_garbage").found is False
+    assert cli._import_module("looks_for_garbage").found is False
     assert gc.isenabled()
     with pytest.raises(ImportError, match="not today"):
-        cli._load("cannot_be_imported")
+        cli._import_module("cannot_be_imported")
     assert gc.isenabled()
 
 
@@ -299,7 +299,7 @@ def test_who_has_switched_the_collector_off_finds_it_off(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     gc.disable()
     try:
-        cli._load("another_module")
+        cli._import_module("another_module")
 
         assert not gc.isenabled()
     finally:

@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.scripting import imported
 from transfer_cli.config import compose
-from transfer_cli.config.check import check
+from transfer_cli.config.check import check_config
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import Request
 
@@ -75,14 +75,14 @@ def test_every_run_is_given_each_key_once_in_words_that_are_read(script, given, 
 def test_what_every_run_is_given_is_a_config(script, given, grid):
     for run in every_run(script, *given(grid)):
         words = [word for word in run.words if not word.startswith("forgetting.")]
-        check(compose.compose(run.command, Request(overrides=tuple(words))), run.command)
+        check_config(compose.load_config(run.command, Request(overrides=tuple(words))), run.command)
 
 
 @pytest.mark.slow
 def test_each_variant_of_the_recipe_differs_from_the_reference_in_one_part(script, given):
     comparison, asked = given("recipe")
     configs = {
-        run.row: compose.compose("pretrain", Request(overrides=run.words))
+        run.row: compose.load_config("pretrain", Request(overrides=run.words))
         for run in every_run(script, comparison, asked)
     }
     reference = configs["reference"]
@@ -268,7 +268,7 @@ def test_the_preset_of_the_recipe_leaves_data_and_sizes_to_others():
     words = ["experiment=recipe/clm", "data=wikitext2", "loop.steps=9"]
 
     def composed(*more):
-        return compose.compose("pretrain", Request(overrides=(*words, *more)))
+        return compose.load_config("pretrain", Request(overrides=(*words, *more)))
 
     assert "/data" not in text
     config = composed("model=small")

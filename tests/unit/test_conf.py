@@ -21,7 +21,7 @@ from transfer_cli.adaptation.plans import (
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.config import commands, compose
 from transfer_cli.config.build import build
-from transfer_cli.config.check import check
+from transfer_cli.config.check import check_config
 from transfer_cli.config.check_training import base_lr
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.describe import description, options
@@ -91,7 +91,7 @@ GIVEN = {
 @cache
 def composed(command, *overrides):
     words = (*GIVEN.get(command, []), *overrides)
-    return compose.compose(command, Request(overrides=words))
+    return compose.load_config(command, Request(overrides=words))
 
 
 def name_of(file):
@@ -118,7 +118,7 @@ def test_the_name_of_a_config_needs_no_quotes():
 
 @pytest.mark.parametrize("command", COMPOSING)
 def test_a_command_composes_as_it_is(command):
-    check(composed(command), command)
+    check_config(composed(command), command)
 
 
 def command_of(option):
@@ -151,7 +151,7 @@ def test_an_option_composes_and_builds(command, options):
         f"{group}=[{','.join(n)}]" if n[1:] else f"{group}={n[0]}" for group, n in chosen.items()
     ]
     config = composed(command, *words, *needs)
-    check(config, command)
+    check_config(config, command)
     for option in options:
         check_builds(option, config)
 
@@ -185,7 +185,7 @@ def preset(name):
     config = composed(
         "finetune", f"adaptation={name}", *NEEDS.get(("adaptation", name), [])
     )  # fmt: skip
-    check(config, "finetune")
+    check_config(config, "finetune")
     return config, build(config.adaptation, "adaptation", Adaptation)
 
 
@@ -306,7 +306,7 @@ def test_a_preset_of_ones_own_has_the_rate_of_what_it_extends_or_its_own(tmp_pat
 
     def of(name):
         request = Request(overrides=(f"adaptation={name}",), config_dir=tmp_path)
-        return compose.compose("finetune", request)
+        return compose.load_config("finetune", request)
 
     assert of("extends").optimizer.lr == rate("adaptation=lora")
     assert of("extends").adaptation.frozen_eval
@@ -383,7 +383,7 @@ def test_an_experiment_composes_with_the_command_in_its_name():
     for name in EXPERIMENTS:
         last = name.rpartition("/")[2]
         command = "pretrain" if last.startswith("pretrain") else "finetune"
-        check(composed(command, f"experiment={name}"), command)
+        check_config(composed(command, f"experiment={name}"), command)
 
 
 def test_the_defaults_are_the_real_job():
@@ -402,7 +402,7 @@ def test_the_defaults_are_the_real_job():
 def test_a_sweep_composes_and_sweeps_keys_that_there_are(preset):
     command = "pretrain" if preset == "ladder" else "finetune"
     config = composed(command, f"sweep={preset}")
-    check(config, command)
+    check_config(config, command)
 
     file = conf_dir() / "sweep" / f"{preset}.yaml"
     swept = OmegaConf.load(file).sweep.over

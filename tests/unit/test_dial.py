@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from transfer_cli import dial
-from transfer_cli.config.compose import compose
+from transfer_cli.config.compose import load_config
 from transfer_cli.config.flags import Request
 
 DEPTHS = range(1, 49)
@@ -73,7 +73,7 @@ def test_every_rule_comes_after_those_that_it_needs():
 
 def test_what_is_typed_wins_and_goes_into_the_rules_that_need_it():
     words = ("data=sample_text", "model=dial", "model.depth=3", "model.width=64", "loop.steps=7")
-    config = compose("pretrain", Request(overrides=words))
+    config = load_config("pretrain", Request(overrides=words))
 
     assert (config.model.heads, config.model.feedforward, config.loop.tokens) == (2, 192, None)
     assert config.dial.parameters == dial.parameters(3, 64, 192)

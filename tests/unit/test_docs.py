@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from tests.syntax import MODULES, ROOT, name_of, parsed
 from tests.unit.test_imports import FLOORS
 from transfer_cli.config.commands import ALL
-from transfer_cli.config.compose import compose
+from transfer_cli.config.compose import load_config
 from transfer_cli.config.flags import Request
 from transfer_cli.interop.families import families
 
@@ -346,7 +346,7 @@ def test_every_error_of_the_page_is_one_that_the_code_raises():
 
 def test_every_key_of_the_page_for_people_with_a_trainer_is_there():
     request = Request(overrides=("data=table", "data.train=FILE", "adaptation=lora", "init_from=R"))
-    config = compose("finetune", request)
+    config = load_config("finetune", request)
     rows = [row.split(" | ")[1] for row in page("from_trainer.md").splitlines() if " | " in row]
     words = " ".join(text for row in rows for text in quoted(row)).split()
     keys = [re.match(r"[a-z_]+(\.[a-z_]+)*(?==|$)", word) for word in words]

@@ -4,12 +4,17 @@ import pytest
 import yaml
 
 from transfer_cli.config.build import TARGET, build, class_of
-from transfer_cli.config.check import check
-from transfer_cli.config.compose import composed
-from transfer_cli.config.flags import parse
+from transfer_cli.config.check import check_config
+from transfer_cli.config.compose import compose
+from transfer_cli.config.flags import parse_request
 from transfer_cli.config.plain_yaml import read_plain
-from transfer_cli.earlier_runs import UNDECLARED, state_of_today, typed_as_then, with_new_names
-from transfer_cli.metrics import find
+from transfer_cli.earlier_runs import (
+    UNDECLARED_METRICS,
+    typed_with_old_defaults,
+    upgrade_state,
+    with_new_names,
+)
+from transfer_cli.metrics import find_metric
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -55,9 +60,9 @@ def test_a_class_of_an_older_run_has_one_of_the_same_name_or_is_a_sample(name):
 def test_an_own_config_may_name_a_class_as_it_was_called():
     losses = "+losses.more={_target_: transfer_cli.objectives.consistency.Consistency}"
     words = ["data._target_=transfer_cli.data.tasks.SampleQuestions", losses]
-    config = composed("finetune", parse(["init_from=run", *words])).config
+    config = compose("finetune", parse_request(["init_from=run", *words])).config
 
-    check(config, "finetune")
+    check_config(config, "finetune")
 
     assert config.data == {**config.data, TARGET: "transfer_cli.tasks.samples.EmbeddedSample"}
     assert class_of(config.losses.more, "losses.more") is Consistency
@@ -117,14 +122,14 @@ INHERITED = {"tokenizer._target_": "a.Inherited", "tokenizer.add": ()}
     ],
 )
 def test_what_was_typed_says_what_it_said_when_the_run_began(typed, stored, given, then):
-    compared = typed_as_then(typed, stored, given)
+    compared = typed_with_old_defaults(typed, stored, given)
 
     assert compared == {k: v for k, v in typed.items() if k == "data._target_"} | then
 
 
 @pytest.mark.parametrize(("best", "today"), [(0.5, (0.5,)), (None, None), ((0.5, 1.0),) * 2])
 def test_the_best_value_of_a_stage_is_one_of_several(best, today):
-    assert state_of_today({"step": {"stages": {"best": best}}})["step"]["stages"]["best"] == today
+    assert upgrade_state({"step": {"stages": {"best": best}}})["step"]["stages"]["best"] == today
 
 
 def before(*names):
@@ -137,7 +142,7 @@ def metrics_of(content):
 
 
 def test_metrics_of_earlier_runs_are_those_of_the_objectives_of_that_time():
-    known = {earlier.name: earlier for earlier in UNDECLARED}
+    known = {earlier.name: earlier for earlier in UNDECLARED_METRICS}
 
     for objective in (Classification(), CausalLM(), MaskedLM()):
         for metric in objective.declared_metrics():
@@ -149,7 +154,7 @@ def test_metrics_of_earlier_runs_are_those_of_the_objectives_of_that_time():
 
 
 def test_earlier_runs_are_judged_by_the_error_rate_first_and_by_the_loss_last():
-    headlines = [metric.name for metric in UNDECLARED if metric.headline]
+    headlines = [metric.name for metric in UNDECLARED_METRICS if metric.headline]
 
     assert headlines == [
         "error_rate", "word_perplexity", "token_perplexity", "masked_token_perplexity", "loss",
@@ -159,15 +164,15 @@ def test_earlier_runs_are_judged_by_the_error_rate_first_and_by_the_loss_last():
 def test_in_earlier_runs_a_further_loss_and_a_class_are_told_by_parts_of_the_name():
     metrics = metrics_of(before("accuracy/city", "order/accuracy/swapped", "order/loss"))
 
-    assert find("accuracy/city", metrics).higher_is_better
-    assert find("order/accuracy/swapped", metrics).higher_is_better
-    assert not find("order/loss", metrics).higher_is_better
+    assert find_metric("accuracy/city", metrics).higher_is_better
+    assert find_metric("order/accuracy/swapped", metrics).higher_is_better
+    assert not find_metric("order/loss", metrics).higher_is_better
 
 
 def test_in_earlier_runs_less_is_better_of_what_nobody_knows():
-    assert not find("surprise", metrics_of(before("surprise"))).higher_is_better
+    assert not find_metric("surprise", metrics_of(before("surprise"))).higher_is_better
 
 
 def test_results_of_any_other_form_are_no_error():
     for results in ({}, {"measures": 3}, {"measures": {"test": 3}}, before("", "/", "//loss")):
-        assert metrics_of(results)[: len(UNDECLARED)] == UNDECLARED
+        assert metrics_of(results)[: len(UNDECLARED_METRICS)] == UNDECLARED_METRICS

@@ -17,33 +17,39 @@ from tests import tiny
 from tests.fuzzing import damaged, fuzz, memory_up_to
 from transfer_cli.batch import (
     IGNORE,
-    at_rows,
     is_padded,
     rows_with_target,
+    select_rows,
     to_device,
     with_facts,
 )
 from transfer_cli.engine import evaluation
-from transfer_cli.engine.evaluation import MOST, USUAL, batch_of, predictions
+from transfer_cli.engine.evaluation import MAX_ROWS, USUAL_ROWS, inference_batch_size, predictions
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import (
     ConfigError,
     above_zero,
     at_least,
-    listed,
-    nearest,
+    did_you_mean,
+    list_names,
     one_of,
     pip_install,
 )
-from transfer_cli.fitting import fitting, in_halves
+from transfer_cli.fitting import halve_if_out_of_memory, rows_that_fit
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import Metric, by_preference, find, require, wilson_interval
+from transfer_cli.metrics import (
+    Metric,
+    find_metric,
+    headlines_first,
+    require_metric,
+    wilson_interval,
+)
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.safe_files import (
     MAX_DEPTH,
     MAX_FILE_BYTES,
     UnreadableError,
-    check_kinds,
+    check_field_types,
     escaped,
     markdown_code,
     markdown_row,
@@ -58,7 +64,7 @@ from transfer_cli.seeds import ExampleNoise, derive
 
 ACCURACY = Metric("accuracy", higher_is_better=True, unit="fraction", headline=True)
 LOSS = Metric("loss", higher_is_better=False, unit="nats", per_example=True)
-DECLARED = (LOSS, ACCURACY, LOSS.of_loss("order"))
+DECLARED = (LOSS, ACCURACY, LOSS.for_loss("order"))
 
 
 def test_a_metric_is_the_same_after_json():
@@ -88,7 +94,7 @@ def test_an_unknown_unit_is_refused_with_the_nearest():
 
 
 def test_a_part_of_a_metric_is_as_good_as_the_metric_and_no_headline():
-    metric = find("accuracy/city/north", DECLARED)
+    metric = find_metric("accuracy/city/north", DECLARED)
 
     assert (metric.name, metric.higher_is_better, metric.unit) == (
         "accuracy/city/north", True, "fraction",
@@ -97,12 +103,12 @@ def test_a_part_of_a_metric_is_as_good_as_the_metric_and_no_headline():
 
 
 def test_a_name_that_only_begins_like_a_metric_is_another():
-    assert find("accuracy_of_all", DECLARED) is None
-    assert find("order", DECLARED) is None
+    assert find_metric("accuracy_of_all", DECLARED) is None
+    assert find_metric("order", DECLARED) is None
 
 
 def test_a_metric_of_a_further_loss_begins_with_its_name():
-    metric = find("order/loss", DECLARED)
+    metric = find_metric("order/loss", DECLARED)
 
     assert metric.name == "order/loss"
     assert not metric.per_example
@@ -110,7 +116,7 @@ def test_a_metric_of_a_further_loss_begins_with_its_name():
 
 def test_a_metric_that_is_not_declared_is_refused_with_the_nearest():
     with pytest.raises(ConfigError) as refused:
-        require("acuracy", DECLARED, "loop.monitor")
+        require_metric("acuracy", DECLARED, "loop.monitor")
 
     assert str(refused.value) == (
         "loop.monitor: there is no measure 'acuracy'. Did you mean 'accuracy'? "
@@ -119,7 +125,11 @@ def test_a_metric_that_is_not_declared_is_refused_with_the_nearest():
 
 
 def test_headlines_are_preferred_and_the_others_keep_their_order():
-    assert [metric.name for metric in by_preference(DECLARED)] == ["accuracy", "loss", "order/loss"]
+    assert [metric.name for metric in headlines_first(DECLARED)] == [
+        "accuracy",
+        "loss",
+        "order/loss",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +144,8 @@ def test_the_interval_of_a_share_is_the_published_one(right, total, interval):
 
 
 def test_the_closest_name_is_proposed_and_none_where_none_is_close():
-    assert nearest("clss", ["cls", "mean"]) == " Did you mean 'cls'?"
-    assert nearest("cls", ["a-much-longer-name"]) == ""
+    assert did_you_mean("clss", ["cls", "mean"]) == " Did you mean 'cls'?"
+    assert did_you_mean("cls", ["a-much-longer-name"]) == ""
 
 
 @pytest.mark.parametrize(
@@ -149,7 +159,7 @@ def test_the_closest_name_is_proposed_and_none_where_none_is_close():
     ],
 )
 def test_of_many_names_a_few_are_listed_and_the_rest_counted(names, text):
-    assert listed(names) == text
+    assert list_names(names) == text
 
 
 def test_what_is_no_choice_is_refused_with_the_choices_and_the_closest():
@@ -252,13 +262,13 @@ def test_a_share_has_no_length_without_a_run(text):
 
 @pytest.mark.parametrize(("text", "steps"), [("3 steps", 3), ("2 epochs", 80)])
 def test_a_rhythm_is_so_many_steps_or_epochs(text, steps):
-    assert Length.parse_rhythm(text).steps(40) == steps
+    assert Length.parse_interval(text).steps(40) == steps
 
 
 @pytest.mark.parametrize("text", ["20%", "auto", "rest", "0 steps", "soon"])
 def test_no_other_length_is_a_rhythm(text):
     with pytest.raises(ValueError, match=f"'{text}' is no length"):
-        Length.parse_rhythm(text)
+        Length.parse_interval(text)
 
 
 # --- seeds ---------------------------------------------------------------------------------------
@@ -356,8 +366,8 @@ def test_rows_with_a_target_are_counted_through_the_batch():
 def test_where_all_rows_are_asked_for_nothing_is_copied():
     values = torch.randn(3, 2)
 
-    assert at_rows(values, torch.arange(3)) is values
-    assert at_rows(values, torch.tensor([0, 2])).equal(values[[0, 2]])
+    assert select_rows(values, torch.arange(3)) is values
+    assert select_rows(values, torch.tensor([0, 2])).equal(values[[0, 2]])
 
 
 # --- what fits into memory -----------------------------------------------------------------------
@@ -368,7 +378,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.mark.parametrize(("room", "rows"), [(64, 64), (63, 32), (31, 16), (0, 1)])
 def test_a_batch_is_halved_until_there_is_room(room, rows):
-    assert fitting(64, room, float) == rows
+    assert rows_that_fit(64, room, float) == rows
 
 
 @pytest.mark.parametrize(("fits", "sizes"), [(9, [9]), (4, [3, 2, 4]), (1, [1] * 9)])
@@ -378,22 +388,27 @@ def test_where_memory_runs_out_halves_pass(fits, sizes):
             raise torch.OutOfMemoryError
         return len(rows)
 
-    parts = list(in_halves(np.arange(9), work))
+    parts = list(halve_if_out_of_memory(np.arange(9), work))
 
     assert [made for _, made in parts] == sizes
     assert np.concatenate([rows for rows, _ in parts]).tolist() == list(range(9))
     with pytest.raises(torch.OutOfMemoryError):
-        list(in_halves(np.arange(9), lambda rows: work(np.arange(10))))
+        list(halve_if_out_of_memory(np.arange(9), lambda rows: work(np.arange(10))))
 
 
 @pytest.mark.parametrize(
     ("asked", "device", "free", "rows"),
-    [(7, GPU, 0, 7), ("auto", CPU, 0, USUAL), ("auto", GPU, 1e12, MOST), ("auto", GPU, 0, USUAL)],
+    [
+        (7, GPU, 0, 7),
+        ("auto", CPU, 0, USUAL_ROWS),
+        ("auto", GPU, 1e12, MAX_ROWS),
+        ("auto", GPU, 0, USUAL_ROWS),
+    ],
 )
 def test_auto_takes_what_fits_into_a_gpu(asked, device, free, rows, monkeypatch):
     monkeypatch.setattr(evaluation, "free_bytes", lambda device: free)
 
-    assert batch_of(asked, tiny.model(Classification()), device) == rows
+    assert inference_batch_size(asked, tiny.model(Classification()), device) == rows
 
 
 def test_measures_and_predictions_without_memory_are_those_with_it(monkeypatch):
@@ -551,7 +566,7 @@ class Record:
 
 @pytest.mark.parametrize("record", [Record("a"), Record("a", 1), Record("a", 0.5, ("b",))])
 def test_a_record_of_the_kinds_that_it_names_is_taken(record):
-    check_kinds(record)
+    check_field_types(record)
 
 
 @pytest.mark.parametrize(
@@ -563,4 +578,4 @@ def test_a_record_of_the_kinds_that_it_names_is_taken(record):
 )  # fmt: skip
 def test_a_record_of_other_kinds_is_refused_by_its_field(record, name):
     with pytest.raises(UnreadableError, match=f"its {name} is no "):
-        check_kinds(record)
+        check_field_types(record)

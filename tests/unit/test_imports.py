@@ -51,7 +51,7 @@ def _imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def ours_of(path: Path) -> Iterator[str]:
+def exportable_model(path: Path) -> Iterator[str]:
     """Yield the folder or top module of every import of our own."""
     for name in imports_of(path):
         parts = name.split(".")
@@ -75,7 +75,7 @@ def test_a_module_imports_only_from_its_own_folder_and_lower_floors():
         f"{name_of(path)} imports {other}"
         for path in MODULES
         for place in [place_of(path)]
-        for other in set(ours_of(path)) - {place}
+        for other in set(exportable_model(path)) - {place}
         if FLOORS[other] >= FLOORS[place] and (FLOORS[place], FLOORS[other]) != (0, 0)
     }
 
@@ -99,7 +99,7 @@ def test_frameworks_stay_in_their_folders():
 
 
 def test_the_testing_contracts_are_for_tests_only():
-    users = {place_of(path) for path in MODULES if "testing" in set(ours_of(path))}
+    users = {place_of(path) for path in MODULES if "testing" in set(exportable_model(path))}
 
     assert users <= {"testing"}
 

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 
 from transfer_cli import progress as module
 from transfer_cli import terminal
-from transfer_cli.progress import memory, progress
+from transfer_cli.progress import memory_text, progress
 from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Prose, TextTable
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -200,7 +200,7 @@ def test_no_cell_loses_a_character_however_narrow_the_terminal(rows, columns):
         patch.delenv("NO_COLOR", raising=False)
         patch.setenv("COLUMNS", str(columns))
         stream = Screen()
-        stream.write(terminal._shown(table, stream))
+        stream.write(terminal._rendered(table, stream))
 
     kept = Counter(
         character
@@ -415,11 +415,11 @@ def test_a_terminal_that_is_gone_ends_nothing(at_once, monkeypatch):
 
 
 def test_memory_is_that_of_this_process():
-    before = float(memory().split()[0].replace(",", ""))
+    before = float(memory_text().split()[0].replace(",", ""))
 
     with mmap.mmap(-1, 64 * 2**20) as held:  # not of the heap, which may have room
         for page in range(0, len(held), mmap.PAGESIZE):
             held[page] = 1
-        after = float(memory().split()[0].replace(",", ""))
+        after = float(memory_text().split()[0].replace(",", ""))
 
     assert 48 < after - before < 100

@@ -13,7 +13,7 @@ from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import NEW, Plan
 from transfer_cli.adaptation.stage_plan import StagePlan
-from transfer_cli.errors import ConfigError, SelectionError, listed, nearest, raised_as
+from transfer_cli.errors import ConfigError, SelectionError, did_you_mean, list_names, raised_as
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
 
@@ -69,7 +69,7 @@ class Adaptation:
                     f"the groups are {', '.join(group.name for group in groups)}"
                 )
             with raised_as(SelectionError, "adaptation.plan: ", SelectionError):
-                trains = select(stage.train, groups)
+                trains = select_parameters(stage.train, groups)
             planned.append(StagePlan(begin, end, trains, stage.rate, stage.patience))
             begin = end
         planned[-1] = replace(planned[-1], end=total)
@@ -95,12 +95,12 @@ def check_fresh(fresh: Set[str], stage_plans: Sequence[StagePlan]) -> None:
     if never:
         verb = "are" if len(never) > 1 else "is"
         raise ConfigError(
-            f"adaptation.plan: {listed(never, 1)} {verb} drawn anew and never trained; take a plan "
-            "that trains them, for example adaptation/plan=top_k"
+            f"adaptation.plan: {list_names(never, 1)} {verb} drawn anew and never trained; take a "
+            "plan that trains them, for example adaptation/plan=top_k"
         )
 
 
-def select(patterns: Iterable[str], groups: Sequence[LayerGroup]) -> frozenset[str]:
+def select_parameters(patterns: Iterable[str], groups: Sequence[LayerGroup]) -> frozenset[str]:
     """Return the full names of the parameters that any pattern matches."""
     chosen: set[str] = set()
     for pattern in patterns:
@@ -113,7 +113,7 @@ def select(patterns: Iterable[str], groups: Sequence[LayerGroup]) -> frozenset[s
         if not matching:
             names = [group.name for group in groups]
             raise SelectionError(
-                f"{pattern!r} matches no parameter.{nearest(pattern, names)} "
+                f"{pattern!r} matches no parameter.{did_you_mean(pattern, names)} "
                 f"The groups are {', '.join(names)}"
             )
         chosen.update(matching)

@@ -7,6 +7,8 @@ from typing import ClassVar
 from transfer_cli.model.added import added_modules, added_parameters
 from transfer_cli.model.transfer_model import TransferModel
 
+SPECIAL_TOKENS = ("cls", "sep", "mask", "unk", "pad")
+
 
 class Edit(ABC):
     """A change of the network."""
@@ -21,7 +23,7 @@ class Edit(ABC):
 
         Args:
             model: With its pretrained weights, if any.
-            special: Token ids of cls, sep, mask, unk and pad.
+            special: Token ids by `SPECIAL_TOKENS`.
 
         Returns:
             Names of the pretrained parameters that the edit has reinitialised.
@@ -31,7 +33,7 @@ class Edit(ABC):
         """
 
 
-def make_edit(edit: Edit, name: str, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+def apply_edit(edit: Edit, name: str, model: TransferModel, special: Mapping[str, int]) -> set[str]:
     """Apply an edit, and check the parameters that it adds; see `Edit.__call__`.
 
     Its name in `adaptation.edits` is stored in every module that it adds.

@@ -5,18 +5,18 @@ name; an added module is an `Added`, and at first leaves the model's outputs unc
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, cast, get_args
 
 from torch import nn
 
-from transfer_cli.adaptation.edit import Edit
+from transfer_cli.adaptation.edit import SPECIAL_TOKENS, Edit
 from transfer_cli.errors import above_zero, at_least, one_of, raised_as
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.model.added_embeddings import AddedRows, AddedSegments
-from transfer_cli.model.block import AFTER_CROSS, BESIDE, BESIDE_BLOCK, Block
+from transfer_cli.model.block import AFTER_CROSS_ATTENTION, BESIDE_BLOCK, BESIDE_FEED_FORWARD, Block
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.pals import ProjectedAttention, SharedProjections
@@ -24,8 +24,6 @@ from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.readout import ScalarMix, TopLayer
 from transfer_cli.model.shape import Activation
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
-
-SPECIAL = ("cls", "sep", "mask", "unk", "pad")
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,10 @@ class Adapters(Edit):
         at_least("size", self.size, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        after_attention = ("after_attention", AFTER_CROSS) if self.placement == "both" else ()
-        sites = (*after_attention, "after_feed_forward")
-        make = partial(Adapter, size=self.size, activation=self.activation)
-        _fill_sites(model, sites, make)
+        sites = ["after_feed_forward"]
+        if self.placement == "both":
+            sites += ["after_attention", AFTER_CROSS_ATTENTION]
+        _fill_sites(model, sites, partial(Adapter, size=self.size, activation=self.activation))
         return set()
 
 
@@ -75,7 +73,7 @@ class ParallelAdapters(Edit):
         make = partial(
             ParallelAdapter, size=self.size, activation=self.activation, scale=self.scale
         )
-        _fill_sites(model, (BESIDE,), make)
+        _fill_sites(model, (BESIDE_FEED_FORWARD,), make)
         return set()
 
 
@@ -156,11 +154,11 @@ class GatedPrefix(Edit):
         def add(block: Block) -> None:
             if block.attention.prefix is not None:
                 raise ValueError("it has learned keys and values already; one such edit is enough")
-            made = PrefixAttention(
-                self.length, heads=shape.heads, shared_heads=shape.shared_heads,
+            prefix = PrefixAttention(
+                self.length, heads=shape.heads, kv_heads=shape.kv_heads,
                 head_width=shape.head_size,
             )  # fmt: skip
-            block.attention.prefix = made.to(block.attention.packed.weight)
+            block.attention.prefix = prefix.to(block.attention.packed.weight)
 
         _edit_blocks(model, add)
         return set()
@@ -231,7 +229,7 @@ class FreshTop(Edit):
             raise ValueError(f"blocks is {self.blocks}, but the model has {depth}")
         if model.backbone.shape.distinct_blocks < depth:
             raise ValueError("the model's blocks are shared, so the top ones are not apart")
-        model.backbone.redraw_top(self.blocks)
+        model.backbone.reinitialise_top(self.blocks)
         of_blocks = [group for group in layer_groups(model, set()) if group.is_block]
         return {name for group in of_blocks[-self.blocks :] for name in group.parameters}
 
@@ -243,7 +241,7 @@ class NewRows(Edit):
     tokens: tuple[str, ...] = ("cls",)
 
     def __post_init__(self) -> None:
-        _check_names("tokens", self.tokens, SPECIAL)
+        _check_names("tokens", self.tokens, SPECIAL_TOKENS)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         backbone = model.backbone
@@ -287,12 +285,12 @@ def _blocks(model: TransferModel) -> list[Block]:
 
 
 def _fill_sites(
-    model: TransferModel, sites: tuple[str, ...], make: Callable[[int], nn.Module]
+    model: TransferModel, sites: Sequence[str], make: Callable[[int], nn.Module]
 ) -> None:
     """Put a module, made for the width of the model, into sites of every block that has them."""
     for number, block in enumerate(_blocks(model)):
         for site in sites:
-            if site == AFTER_CROSS and block.cross_attention is None:
+            if site == AFTER_CROSS_ATTENTION and block.cross_attention is None:
                 continue
             module = dict(block.sites.items()).get(site, nn.Identity())
             if not isinstance(module, nn.Identity):

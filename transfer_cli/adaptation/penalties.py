@@ -95,7 +95,7 @@ class L2SP(Penalty):
             else self.new_strength / 2 * parameter.square().sum()
             for name, parameter in _trainable(model)
         )
-        return _total(model, terms)
+        return _sum_terms(model, terms)
 
 
 class EWC(Penalty):
@@ -162,7 +162,7 @@ class EWC(Penalty):
             for name, parameter in _trainable(model)
             if name in self.information
         )
-        return _total(model, terms)
+        return _sum_terms(model, terms)
 
 
 def _trainable(model: TransferModel) -> Iterator[tuple[str, Tensor]]:
@@ -171,7 +171,7 @@ def _trainable(model: TransferModel) -> Iterator[tuple[str, Tensor]]:
             yield name, parameter.float()
 
 
-def _total(model: TransferModel, terms: Iterable[Tensor]) -> Tensor:
+def _sum_terms(model: TransferModel, terms: Iterable[Tensor]) -> Tensor:
     """Return the sum of the scalars, or 0 without a gradient, on the model's device."""
     values = list(terms)
     device = next(model.parameters()).device

@@ -24,7 +24,7 @@ class Stage:
     """A part of a run in which the same weights train.
 
     Args:
-        train: Patterns of the groups or parameters that train (see `adaptation.select`).
+        train: Patterns of the groups or parameters that train (see `adaptation.select_parameters`).
         length: Its length; the last stage has the remainder of the run.
         rate: Multiplies every learning rate in the stage.
         patience: Validations without improvement after which the stage ends early. At its end its
@@ -149,7 +149,7 @@ class GradualUnfreezing:
             if not any(fnmatchcase(group.name, pattern) for pattern in self.always):
                 train.append(group.name)
                 stages.append(Stage(tuple(train), Length.parse(self.every)))
-        return _closed(stages)
+        return _with_remainder(stages)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class ChainThaw:
         length = Length.parse(self.every)
         stages = [Stage(new, length, 1.0, self.patience)]
         stages += [Stage(train, length, self.later_rate, self.patience) for train in later]
-        return _closed(stages)
+        return _with_remainder(stages)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class SequentialUnfreezing:
         stages = [Stage(_names(new), Length.parse(self.new))]
         if old:
             stages += [Stage(_names(upper), Length.parse(self.upper)), Stage(("*",), REMAINDER)]
-        return _closed(stages)
+        return _with_remainder(stages)
 
 
 def new_groups(groups: Sequence[LayerGroup]) -> list[LayerGroup]:
@@ -224,7 +224,7 @@ def _names(groups: Sequence[LayerGroup]) -> tuple[str, ...]:
     return tuple(group.name for group in groups)
 
 
-def _closed(stages: Sequence[Stage]) -> list[Stage]:
+def _with_remainder(stages: Sequence[Stage]) -> list[Stage]:
     """Drop stages that train nothing; give the last one the remainder of the run."""
     kept = [stage for stage in stages if stage.train]
     return [*kept[:-1], *(replace(stage, length=REMAINDER) for stage in kept[-1:])]

@@ -8,7 +8,7 @@ import torch
 
 from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.assembly.language_models import sentence_scorer
-from transfer_cli.data.minimal_pairs import MOST_MADE, Agreement
+from transfer_cli.data.minimal_pairs import MAX_PAIRS, Agreement
 from transfer_cli.errors import at_least, between, one_of
 from transfer_cli.generation.sentences import (
     JudgedPair,
@@ -41,7 +41,7 @@ class NumberAgreement(Analysis):
 
     def __post_init__(self) -> None:
         one_of("first", self.first, ("scored", "given"), ValueError)
-        between("pairs", self.pairs, 1, MOST_MADE)
+        between("pairs", self.pairs, 1, MAX_PAIRS)
         at_least("shown", self.shown, 0)
 
     def __call__(self, subject: Subject) -> Finding:
@@ -49,24 +49,24 @@ class NumberAgreement(Analysis):
             subject.opened, batch=subject.batch, scores_first=self.first == "scored",
             within_word=self.within_word,
         )  # fmt: skip
-        given = subject.material.pairs
-        pairs = (Agreement(pairs=self.pairs) if given is None else given).load()
+        pairs_of_data = subject.material.pairs
+        pairs = (Agreement(pairs=self.pairs) if pairs_of_data is None else pairs_of_data).load()
         with torch.inference_mode(), subject.precision.context():
             judged = judge_pairs(scorer, pairs)
         groups, longer = accuracy_by_group(judged), longer_wins(judged)
         right = math.fsum(pair.score for pair in judged) / len(judged)
         macro = math.fsum(group.accuracy for group in groups) / len(groups)
-        wrong = sorted((pair for pair in judged if pair.score < 1), key=_preference)
+        wrong = sorted((pair for pair in judged if pair.score < 1), key=_nats_preferred)
         summary = (
             f"{len(judged):,} pairs: the good sentence is the likelier in {100 * right:.1f} %, "
             f"{100 * macro:.1f} % as the mean over {len(groups)} groups."
         )
-        rows = [
-            [kind.group or "all", *map(_percent, (kind.accuracy, kind.low, kind.high)), kind.count]
-            for kind in groups
-        ]
+        rows = []
+        for kind in groups:
+            percents = [round(100 * share, 1) for share in (kind.accuracy, kind.low, kind.high)]
+            rows.append([kind.group or "all", *percents, kind.count])
         shown = [
-            {**asdict(judgment.pair), "nats": round(_preference(judgment), 4)}
+            {**asdict(judgment.pair), "nats": round(_nats_preferred(judgment), 4)}
             for judgment in wrong[: self.shown]
         ]
         return Finding(
@@ -89,10 +89,5 @@ class NumberAgreement(Analysis):
         )
 
 
-def _percent(share: float) -> float:
-    return round(100 * share, 1)
-
-
-def _preference(judged: JudgedPair) -> float:
-    """Return by how many nats the good sentence is the likelier."""
+def _nats_preferred(judged: JudgedPair) -> float:
     return judged.good - judged.bad

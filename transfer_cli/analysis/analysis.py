@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.assembly.finished_run import Opened
-from transfer_cli.assembly.model import build_model, make_edits
+from transfer_cli.assembly.finished_run import OpenedModel
+from transfer_cli.assembly.model import apply_edits, build_model
 from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.cloze import PairsOfSentences
 from transfer_cli.data.split import Split
@@ -29,17 +29,19 @@ from transfer_cli.progress import progress
 from transfer_cli.reports.finding import Finding
 from transfer_cli.tasks.base import Task
 
+Numbers = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Material:
     """The texts that a model is shown; a split is encoded when it is asked for.
 
     Args:
-        called: What it is called in messages and on pages.
+        name: What it is called in messages and on pages.
         task: What its examples are; None: text without labels.
     """
 
-    called: str
+    name: str
     names: Sequence[str]
     task: Task | None
     encode: Callable[[str], Split]
@@ -53,7 +55,7 @@ class Material:
         chosen = next((name for name in names if name in self.names), None)
         if chosen is None:
             raise DataError(
-                f"split: {self.called} has no {' and no '.join(names)} split; it has "
+                f"split: {self.name} has no {' and no '.join(names)} split; it has "
                 f"{', '.join(self.names)}"
             )
         if chosen not in self._encoded:
@@ -64,7 +66,7 @@ class Material:
         """Return the first text of each example of a split."""
         if self.task is None:
             raise DataError(
-                f"data: {self.called} is running text, and single texts are looked at; name a "
+                f"data: {self.name} is running text, and single texts are looked at; name a "
                 "file of them by input=FILE, or labelled data"
             )
         return [self.task.texts(example)[0] for example in split.encoded.examples]
@@ -75,15 +77,15 @@ class Subject:
     """A model that is looked at, and what it is shown.
 
     Args:
-        asked: The splits that were asked for: the first of them that there is.
+        split_names: The splits that were asked for: the first of them that there is.
         precision: Of forward passes, with the device.
         batch: Sequences that pass through the model at once.
         other: A second model that it is compared with, which is shown the same.
     """
 
-    opened: Opened
+    opened: OpenedModel
     material: Material
-    asked: Sequence[str]
+    split_names: Sequence[str]
     precision: Precision
     batch: int
     seed: int
@@ -117,7 +119,7 @@ class Subject:
     @cached_property
     def split(self) -> Split:
         """The split that was asked for."""
-        return self.material.split(*self.asked)
+        return self.material.split(*self.split_names)
 
     def fresh_model(self, seed: int) -> TransferModel:
         """Return a model of the same shape with fresh weights, in evaluation mode."""
@@ -126,7 +128,7 @@ class Subject:
         losses = [] if objective is None else [Loss("main", objective)]
         shape, vocabulary = start.description.shape, start.description.vocabulary
         model = build_model(shape, vocabulary, losses, seed)
-        make_edits(model, start.description.edits, start.tokenizer)
+        apply_edits(model, start.description.edits, start.tokenizer)
         return model.to(self.precision.device).eval()
 
     def batches(self, split: Split, most: int | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -134,29 +136,27 @@ class Subject:
 
         With `most`, so many of them are taken, evenly spread over the split.
         """
-        yield from self.batches_of(split, spread(len(split.data), most))
+        yield from self.batches_of_rows(split, evenly_spread(len(split.data), most))
 
-    def read(self, split: Split, rows: npt.NDArray[np.int64]) -> Iterator[tuple[np.ndarray, Batch]]:
+    def read_batches(self, split: Split, rows: Numbers) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield these rows of a split to pass them through the model, without gradients."""
         with (
             torch.inference_mode(),
             self.precision.context(),
             progress("reading", len(rows), "texts") as more,
         ):
-            for numbers, batch in self.batches_of(split, rows):
+            for numbers, batch in self.batches_of_rows(split, rows):
                 yield numbers, batch
                 more(len(numbers))
 
-    def rows_of(self, split: Split, tokens: int) -> npt.NDArray[np.int64]:
+    def rows_for_tokens(self, split: Split, tokens: int) -> Numbers:
         """Return rows of a split, evenly spread, that hold about so many tokens, or all of it."""
         rows_measured = 64  # rows by which it is estimated how long they are
-        measured = spread(len(split.data), rows_measured)
+        measured = evenly_spread(len(split.data), rows_measured)
         length = int(split.data.batch(measured)["mask"].sum()) / max(1, len(measured))
-        return spread(len(split.data), math.ceil(tokens / max(1.0, length)))
+        return evenly_spread(len(split.data), math.ceil(tokens / max(1.0, length)))
 
-    def batches_of(
-        self, split: Split, rows: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[np.ndarray, Batch]]:
+    def batches_of_rows(self, split: Split, rows: Numbers) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield these rows of a split; see `batches`."""
         lengths = getattr(split.data, "lengths", None)
         if lengths is not None:
@@ -179,7 +179,7 @@ def check_task(subject: Subject) -> None:
         raise ConfigError(f"{what} these data have other labels than it knows")
 
 
-def spread(count: int, most: int | None) -> npt.NDArray[np.int64]:
+def evenly_spread(count: int, most: int | None) -> Numbers:
     """Return the numbers below `count`, or `most` of them, evenly spread."""
     if most is None or most >= count:
         return np.arange(count)

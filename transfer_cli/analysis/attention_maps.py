@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transfer_cli.analysis.analysis import Analysis, Subject, spread
+from transfer_cli.analysis.analysis import Analysis, Subject, evenly_spread
 from transfer_cli.analysis.head_maps import (
     KINDS,
     MEASURES,
@@ -23,9 +23,9 @@ from transfer_cli.analysis.head_maps import (
     HeadSummaries,
     ReadSequence,
     TextMaps,
+    attention_maps,
     batch_of,
-    in_units,
-    maps_of,
+    round_to_units,
     sequences_of,
 )
 from transfer_cli.data.labelled import INPUT
@@ -33,7 +33,7 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError, NotFiniteError, between
 from transfer_cli.model.block import BESIDE_BLOCK
-from transfer_cli.model.probes import probed
+from transfer_cli.model.probes import set_probe
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.reports import formats
 from transfer_cli.reports.finding import Finding, FindingTable, FindingView, Matrix
@@ -44,7 +44,7 @@ NO_EXPLANATION = (
     "made of."
 )
 
-FILE = "maps.npz"
+MAPS_FILE = "maps.npz"
 
 _DECIMALS = 4
 """Of what the JSON holds."""
@@ -76,21 +76,21 @@ class AttentionMaps(Analysis):
         if not len(split.data):
             raise DataError(f"split: {split.name} holds no text to look at")
         texts = [
-            maps_of(subject, sequence.cut(self.longest, keeps_end=_has_end(subject)))
-            for sequence in sequences_of(split, self._chosen(split))
+            attention_maps(subject, sequence.cut(self.longest, keeps_end=_has_end(subject)))
+            for sequence in sequences_of(split, self._chosen_rows(split))
         ]
-        summaries, num_texts = self._summarised(subject, split)
+        summaries, num_texts = self._summarise(subject, split)
         means = {name: mean_LH.numpy() for name, mean_LH in summaries.means().items()}
         if not all(np.isfinite(mean).all() for mean in means.values()):
             raise NotFiniteError("run: the model's attention")
-        most = _most_looking(means)
+        strongest = _strongest_heads(means)
         data: dict[str, Any] = {
-            "maps_file": f"attention-{FILE}",
-            "heads": _rows(means),
-            "texts": [_described(text, subject) for text in texts],
+            "maps_file": f"attention-{MAPS_FILE}",
+            "heads": _head_records(means),
+            "texts": [_text_record(text, subject) for text in texts],
         }
         _add_maps(data, texts[0])
-        _, block, head, _ = max(most, key=lambda row: row[-1])
+        _, block, head, _ = max(strongest, key=lambda row: row[-1])
         view = {
             **attention_view(texts, data["texts"], subject.tokenizer),
             **{key: data[key] for key in ("heads", "maps_file")},
@@ -98,7 +98,7 @@ class AttentionMaps(Analysis):
         }
         return Finding(
             "Where heads look",
-            f"{_what_stands_out(num_texts, summaries.num_tokens, most)} {NO_EXPLANATION}",
+            f"{_summary(num_texts, summaries.num_tokens, strongest)} {NO_EXPLANATION}",
             {
                 "blocks": subject.depth,
                 "heads of a block": subject.model.backbone.shape.heads,
@@ -106,36 +106,35 @@ class AttentionMaps(Analysis):
                 "tokens summarised": summaries.num_tokens,
                 "mean entropy in nats": round(float(means["entropy"].mean()), _DECIMALS),
             },
-            [FindingTable(["looks at", "block", "head", "share"], most)],
+            [FindingTable(["looks at", "block", "head", "share"], strongest)],
             {
                 "mean_entropy_in_nats": Matrix(means["entropy"].tolist(), "block", "head"),
                 "mean_distance_in_tokens": Matrix(means["distance"].tolist(), "block", "head"),
             },
             list(_notes(subject)),
             data,
-            {FILE: _packed(texts, subject)},
+            {MAPS_FILE: _npz_bytes(texts, subject)},
             FindingView("attention", view),
         )
 
-    def _chosen(self, split: Split) -> Sequence[int]:
+    def _chosen_rows(self, split: Split) -> Sequence[int]:
         if split.name == INPUT:
             return range(min(self.texts, len(split.data)))
-        return list(map(int, spread(len(split.data), self.texts)))
+        return list(map(int, evenly_spread(len(split.data), self.texts)))
 
-    def _summarised(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
+    def _summarise(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
         shape = subject.model.backbone.shape
         summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
         num_sequences = 0
-        for sequences in _in_batches(
-            subject, split, list(map(int, spread(len(split.data), self.corpus)))
-        ):
+        rows = evenly_spread(len(split.data), self.corpus).tolist()
+        for sequences in _in_batches(subject, split, rows):
             num_sequences += len(sequences)
             batch = batch_of(sequences, subject)
             add = partial(summaries.add, batch=batch)
             with (
                 torch.no_grad(),
                 subject.precision.context(),
-                probed(subject.model.backbone, probabilities=add),
+                set_probe(subject.model.backbone, probabilities=add),
             ):
                 _ = Encoding(subject.model, batch).states
         return summaries, num_sequences
@@ -166,19 +165,19 @@ def _in_batches(
         yield waiting
 
 
-def _most_looking(means: Mapping[str, FloatArray]) -> list[list[Any]]:
+def _strongest_heads(means: Mapping[str, FloatArray]) -> list[list[Any]]:
     """Return for each kind of token the head that looks most at it: kind, block, head, share."""
     rows = []
-    for kind, in_words in KINDS.items():
+    for kind, kind_name in KINDS.items():
         if kind in means and means[kind].any():
             place, head = np.unravel_index(means[kind].argmax(), means[kind].shape)
             share = round(float(means[kind].max()), _DECIMALS)
-            rows.append([in_words, int(place), int(head), share])
+            rows.append([kind_name, int(place), int(head), share])
     return rows
 
 
-def _what_stands_out(num_texts: int, num_tokens: int, most: Sequence[Sequence[Any]]) -> str:
-    kind, place, head, share = max(most, key=lambda row: row[-1])
+def _summary(num_texts: int, num_tokens: int, strongest: Sequence[Sequence[Any]]) -> str:
+    kind, place, head, share = max(strongest, key=lambda row: row[-1])
     return (
         f"Over {formats.several(num_texts, 'text')} ({num_tokens:,} tokens) no head looks more at "
         f"one kind of token than head {head} of block {place}: {100 * share:.0f} % at {kind}."
@@ -200,7 +199,7 @@ def _notes(subject: Subject) -> Iterator[str]:
         yield "Projected attention layers have heads of their own, which are in no map."
 
 
-def _rows(means: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
+def _head_records(means: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
     """Return the summary of each head: its block and number, then `MEASURES`, null without one."""
     places, heads = means["entropy"].shape
     return [
@@ -214,7 +213,7 @@ def _rows(means: Mapping[str, FloatArray]) -> list[dict[str, Any]]:
     ]
 
 
-def _described(text: TextMaps, subject: Subject) -> dict[str, Any]:
+def _text_record(text: TextMaps, subject: Subject) -> dict[str, Any]:
     sequence = text.sequence
     tokens = sequence.tokens.tolist()
     return {
@@ -230,8 +229,8 @@ def _add_maps(data: dict[str, Any], first: TextMaps) -> None:
     """Add the maps of the first text, if there is room; rows still sum to 1."""
     units = 10**_DECIMALS
     added = {
-        "maps": (in_units(first.maps, units) / units).tolist(),
-        "rollout": (in_units(first.rollout, units) / units).tolist(),
+        "maps": (round_to_units(first.maps, units) / units).tolist(),
+        "rollout": (round_to_units(first.rollout, units) / units).tolist(),
     }
     larger = data | {"texts": [data["texts"][0] | added, *data["texts"][1:]]}
     # As it is written, by which much of it is blanks.
@@ -240,7 +239,7 @@ def _add_maps(data: dict[str, Any], first: TextMaps) -> None:
         data["texts"] = larger["texts"]
 
 
-def _packed(texts: Sequence[TextMaps], subject: Subject) -> bytes:
+def _npz_bytes(texts: Sequence[TextMaps], subject: Subject) -> bytes:
     """Return the file of all maps: `maps_0` `[L, H, T, T]`, `rollout_0`, `pieces_0` and so on."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for number, text in enumerate(texts):
@@ -267,16 +266,16 @@ _TITLE_CHARACTERS = 70
 
 
 def attention_view(
-    texts: Sequence[TextMaps], described: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
+    texts: Sequence[TextMaps], records: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """Return the texts with their maps, but for those that are too much for a page."""
     shown, room = [], _MOST_BYTES
-    for maps, text in zip(texts, described, strict=True):
-        if len(maps.sequence.tokens) <= _MOST_TOKENS:
-            made = _text(maps, text, tokenizer)
-            room -= len(made["maps"]) + len(made["rollout"])
+    for text, record in zip(texts, records, strict=True):
+        if len(text.sequence.tokens) <= _MOST_TOKENS:
+            viewer_text = _viewer_text(text, record, tokenizer)
+            room -= len(viewer_text["maps"]) + len(viewer_text["rollout"])
             if room >= 0:
-                shown.append(made)
+                shown.append(viewer_text)
     return {"texts": shown, "left_out": len(texts) - len(shown), "kinds": KINDS}
 
 
@@ -286,10 +285,10 @@ def plain_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     return tokenizer.decode([token for token in tokens if token not in around]).strip()
 
 
-def _text(text: TextMaps, described: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+def _viewer_text(text: TextMaps, record: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     sequence = text.sequence
     part = f" · {sequence.part}" if sequence.part else ""
-    name = formats.cut(" ".join(described["text"].split()) or "(empty)", _TITLE_CHARACTERS)
+    name = formats.cut(" ".join(record["text"].split()) or "(empty)", _TITLE_CHARACTERS)
     tokens = sequence.tokens.tolist()
     is_lower = not np.triu(text.maps, 1).any()
     return {
@@ -304,7 +303,7 @@ def _text(text: TextMaps, described: Mapping[str, Any], tokenizer: Tokenizer) ->
 
 def _as_bytes(shares: FloatArray, *, is_lower: bool) -> str:
     """Return shares as bytes, row by row; of lower triangles what is in them."""
-    units = in_units(shares, _UNITS).astype(np.uint8)
+    units = round_to_units(shares, _UNITS).astype(np.uint8)
     if is_lower:
         units = units[..., np.tri(units.shape[-1], dtype=bool)]
     return base64.b64encode(units.tobytes()).decode()

@@ -30,6 +30,7 @@ from transfer_cli.analysis.explained_text import (
 )
 from transfer_cli.errors import DataError, at_least, between
 from transfer_cli.progress import progress
+from transfer_cli.reports import formats
 from transfer_cli.reports.finding import Finding, FindingTable, FindingView
 from transfer_cli.seeds import derive
 
@@ -37,7 +38,7 @@ FIRST_STEPS, MOST_STEPS = 50, 400
 TOLERANCE = 0.05
 """Of the change between baseline and text: the residue below which there are steps enough."""
 
-OfEmbeddings = Callable[[Tensor], Tensor]
+EmbeddingFunction = Callable[[Tensor], Tensor]
 """Returns the number for each of K texts, `[K]`, from `[K, T, E]`."""
 
 
@@ -67,13 +68,13 @@ class PathAttribution:
         return abs(self.residue) <= TOLERANCE * abs(self.change)
 
 
-def gradient_times_input(function: OfEmbeddings, text_TE: Tensor) -> Tensor:
+def gradient_times_input(function: EmbeddingFunction, text_TE: Tensor) -> Tensor:
     """Return the gradient of the number by each embedding, times that embedding, `[T]`."""
     return (_gradients(function, text_TE[None])[0] * text_TE).sum(-1)
 
 
 def integrated_gradients(
-    function: OfEmbeddings, text_TE: Tensor, baseline_TE: Tensor, *, at_once: int = 32
+    function: EmbeddingFunction, text_TE: Tensor, baseline_TE: Tensor, *, at_once: int = 32
 ) -> PathAttribution:
     """Return the mean gradient on the straight line from a baseline, times the difference.
 
@@ -88,15 +89,15 @@ def integrated_gradients(
         ends = torch.cat([function(end_TE[None]) for end_TE in (baseline_TE, text_TE)])
     change, steps = float(ends[1] - ends[0]), FIRST_STEPS
     while True:
-        scores_T = _along_line(function, text_TE, baseline_TE, steps, at_once)
+        scores_T = _line_integral(function, text_TE, baseline_TE, steps, at_once)
         path = PathAttribution(scores_T, change, steps)
         if path.is_complete or steps >= MOST_STEPS:
             return path
         steps *= 2
 
 
-def _along_line(
-    function: OfEmbeddings, text_TE: Tensor, baseline_TE: Tensor, steps: int, at_once: int
+def _line_integral(
+    function: EmbeddingFunction, text_TE: Tensor, baseline_TE: Tensor, steps: int, at_once: int
 ) -> Tensor:
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     # From [-1, 1], where they are tabulated, to [0, 1].
@@ -111,12 +112,11 @@ def _along_line(
     return (mean_TE * difference_TE).sum(-1)
 
 
-def _gradients(function: OfEmbeddings, points_KTE: Tensor) -> Tensor:
+def _gradients(function: EmbeddingFunction, points_KTE: Tensor) -> Tensor:
     points_KTE = points_KTE.detach().requires_grad_()
     with torch.enable_grad():
-        (gradient_KTE,) = torch.autograd.grad(function(points_KTE).sum(), points_KTE)
-    gradients: Tensor = gradient_KTE
-    return gradients
+        gradient_KTE: Tensor = torch.autograd.grad(function(points_KTE).sum(), points_KTE)[0]
+    return gradient_KTE
 
 
 METHODS = ("erasure", "gradient_input", "integrated_gradients")
@@ -194,17 +194,17 @@ class Attributions(Analysis):
     def __call__(self, subject: Subject) -> Finding:
         explainer = Explainer(subject, self.removal, self.baseline)
         texts = ChosenTexts(subject, explainer, self.label)
-        chosen = texts.wrong(self.most) if self.only_wrong else texts.spread(self.most)
+        choose = texts.wrong_answers if self.only_wrong else texts.evenly_spread
         attributions: dict[int, TextAttribution] = {}
 
         def explain(text: ExplainedText) -> TextAttribution:
             if text.example not in attributions:
-                attributions[text.example] = attribution_of(explainer, text, at_once=subject.batch)
+                attributions[text.example] = attribute_words(explainer, text, at_once=subject.batch)
             return attributions[text.example]
 
         with progress("explaining", min(self.most, len(texts)), "texts") as more:
             shown = []
-            for text in chosen:
+            for text in choose(self.most):
                 shown.append(explain(text))
                 more(1)
         if not shown:
@@ -212,13 +212,13 @@ class Attributions(Analysis):
             raise DataError(f"analysis.attributions: there is no text {what}")
         measured = []
         with progress("faithfulness", min(self.faithfulness, len(texts)), "texts") as more:
-            for text in texts.spread(self.faithfulness) if self.faithfulness else ():
-                measured.append(self._measured(explainer, explain(text), subject.seed))
+            for text in texts.evenly_spread(self.faithfulness) if self.faithfulness else ():
+                measured.append(self._method_faithfulness(explainer, explain(text), subject.seed))
                 more(1)
         table = _faithfulness_table(measured) if measured else []
         return _finding(explainer, subject, shown, table, len(measured))
 
-    def _measured(
+    def _method_faithfulness(
         self, explainer: Explainer, attribution: TextAttribution, seed: int
     ) -> npt.NDArray[np.float64]:
         """Return the faithfulness of each method, then of random orders' mean."""
@@ -231,12 +231,12 @@ class Attributions(Analysis):
         return np.concatenate([all_orders[:ours], all_orders[ours:].mean(0, keepdims=True)])
 
 
-def attribution_of(explainer: Explainer, text: ExplainedText, *, at_once: int) -> TextAttribution:
+def attribute_words(explainer: Explainer, text: ExplainedText, *, at_once: int) -> TextAttribution:
     """Return the scores of a text's words by all methods."""
     removed = [frozenset[int](), *(frozenset({number}) for number in range(len(text.words)))]
-    outputs, _ = explainer.without(text, removed)
+    outputs, _ = explainer.score_without(text, removed)
     text_TE, baseline_TE = explainer.embeddings(text)
-    function = explainer.of_embeddings(text)
+    function = explainer.embedding_function(text)
     path = integrated_gradients(function, text_TE, baseline_TE, at_once=at_once)
     scores = {
         "erasure": (outputs[0] - outputs[1:]).numpy(),
@@ -279,12 +279,16 @@ def _finding(
     texts = [attribution.as_json() for attribution in shown]
     complete = sum(attribution.path.is_complete for attribution in shown)
     summary = (
-        f"{len(texts)} texts of {subject.split.name}. A word that is taken away is "
-        f"{'replaced by the mask token' if explainer.removal == 'mask' else 'deleted'}. For "
-        f"{complete} of them integrated gradients add up to the change from the baseline within "
-        f"5 %. Faithfulness is the mean over {measured} texts and over 10 to 50 % of their words: "
-        "comprehensiveness should be above that of a random order, sufficiency below."
+        f"{formats.several(len(texts), 'text')} of {subject.split.name}. A word that is taken away "
+        f"is {'replaced by the mask token' if explainer.removal == 'mask' else 'deleted'}. For "
+        f"{complete} integrated gradients add up to the change from the baseline within 5 %."
     )
+    if measured:
+        summary += (
+            f" Faithfulness is the mean over {formats.several(measured, 'text')} and over 10 to "
+            "50 % of their words: comprehensiveness should be above that of a random order, "
+            "sufficiency below."
+        )
     columns = ["method", *KINDS]
     return Finding(
         "Words that speak for an answer, or against it",
@@ -343,10 +347,9 @@ def faithfulness(
         for order in orders
     ]
     whole: frozenset[int] = frozenset()
-    distinct = list(
-        dict.fromkeys([whole, *(words for sets in removed for kind in sets for words in kind)])
-    )
-    _, shares = explainer.without(text, distinct)
+    every = (words for sets in removed for kind in sets for words in kind)
+    distinct = list(dict.fromkeys([whole, *every]))
+    _, shares = explainer.score_without(text, distinct)
     sure = dict(zip(distinct, shares.tolist(), strict=True))
     return np.array([[[sure[whole] - sure[words] for words in kind] for kind in sets]
                      for sets in removed])  # fmt: skip

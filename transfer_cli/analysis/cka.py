@@ -6,8 +6,6 @@ shifted vectors.
 Legend: L, M layers, N things, D width, R rows of a kernel.
 """
 
-from functools import cached_property
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 _MOST_ELEMENTS = 2**23
 """Of the kernels that are held at a time: 64 MiB."""
 
-LEAST = 4
+MIN_VECTORS = 4
 """Things that the debiased estimate needs."""
 
 
@@ -30,21 +28,21 @@ def cka(first_LND: Tensor, second_MND: Tensor, *, debiased: bool) -> npt.NDArray
         first_LND: Vectors of N things in each layer.
         second_MND: Others of the same things; their width may be another.
         debiased: Whether the estimate is Song et al.'s (2012, equation 5), which is near 0 for
-            vectors that are independent, and may be a little below; it needs `LEAST` things. The
+            vectors that are independent, and may be a little below; it needs `MIN_VECTORS`. The
             plain one is far above 0 unless there are many more things than dimensions.
     """
-    one, other = _Kernels(first_LND), _Kernels(second_MND)
+    first, second = _Kernels(first_LND), _Kernels(second_MND)
     layers, count = len(first_LND) + len(second_MND), first_LND.shape[1]
     both_LM = torch.zeros(len(first_LND), len(second_MND), dtype=torch.float64)
     own_L, own_M = (torch.zeros(size, dtype=torch.float64) for size in both_LM.shape)
     rows = max(1, _MOST_ELEMENTS // (layers * count))
     for begin in range(0, count, rows):
-        one_LE, other_ME = one.rows(begin, rows), other.rows(begin, rows)
-        both_LM += one_LE @ other_ME.T
-        own_L += one_LE.square().sum(1)
-        own_M += other_ME.square().sum(1)
+        first_LE, second_ME = first.rows(begin, rows), second.rows(begin, rows)
+        both_LM += first_LE @ second_ME.T
+        own_L += first_LE.square().sum(1)
+        own_M += second_ME.square().sum(1)
     if debiased:
-        first_LN, second_MN = one.diagonals_LN, other.diagonals_LN
+        first_LN, second_MN = first.diagonals(), second.diagonals()
         both_LM = _debiased(both_LM, first_LN[:, None], second_MN[None])
         own_L = _debiased(own_L, first_LN, first_LN)
         own_M = _debiased(own_M, second_MN, second_MN)
@@ -90,7 +88,6 @@ class _Kernels:
             rows.append(kernel_RN.flatten())
         return torch.stack(rows)
 
-    @cached_property
-    def diagonals_LN(self) -> Tensor:  # noqa: N802 - a suffix of a shape
-        """The diagonals."""
+    def diagonals(self) -> Tensor:
+        """Return the diagonals, `[L, N]`."""
         return torch.stack([each_ND.square().sum(1) for each_ND in self._centred(0)])

@@ -34,14 +34,14 @@ from transfer_cli.analysis.probes.states import (
     LayersRead,
     Probed,
     SoughtSplit,
+    read_states,
     standardise,
-    states_of,
 )
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Split
-from transfer_cli.errors import DataError, at_least, listed
+from transfer_cli.errors import DataError, at_least, list_names
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.progress import progress
@@ -52,9 +52,9 @@ from transfer_cli.tasks.tagging.task import TaggingTask
 
 WIDTH = 256
 DROPOUT = 0.3
-RATE = 1e-3
+LEARNING_RATE = 1e-3
 SHARE_RATE = 1e-2
-"""That of the mix, see `probes.linear.learnt_shares`."""
+"""That of the mix, see `probes.linear.learn_shares`."""
 
 BATCH = 32
 MOST_EPOCHS = 50
@@ -76,7 +76,7 @@ class Spans:
     words: Tensor
     label: Tensor
 
-    def up_to(self, layer: int) -> "Spans":
+    def up_to_layer(self, layer: int) -> "Spans":
         """Return the same targets with the layers from 0 to the one at this place."""
         return Spans(self.states[:, : layer + 1], self.words, self.label)
 
@@ -116,21 +116,21 @@ class SpanProbe(nn.Module):
             return torch.cat([self(spans.states, part) for part in spans.words.split(8 * BATCH)])
 
 
-def trained(train: Spans, stopped_on: Spans, seed: int) -> SpanProbe:
+def train_span_probe(train: Spans, validation: Spans, seed: int) -> SpanProbe:
     """Return a probe of standardised states with its best weights on other targets."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "span probe"))
         probe = SpanProbe(train)
         rest = [parameter for parameter in probe.parameters() if parameter is not probe.raw]
         optimizer = AdamW(
-            [{"params": [probe.raw], "lr": SHARE_RATE}, {"params": rest, "lr": RATE}],
-            lr=RATE, weight_decay=0.0,
+            [{"params": [probe.raw], "lr": SHARE_RATE}, {"params": rest, "lr": LEARNING_RATE}],
+            lr=LEARNING_RATE, weight_decay=0.0,
         )  # fmt: skip
         best, lowest, waited = probe.state_dict(), float("inf"), 0
         with progress("span probe", None, " epochs") as more:
             for _ in range(MOST_EPOCHS):
                 _epoch(probe, train, optimizer)
-                validation_loss = float(_loss(probe.logits(stopped_on), stopped_on.label))
+                validation_loss = float(_loss(probe.logits(validation), validation.label))
                 waited += 1
                 if validation_loss < lowest:
                     best = {name: value.clone() for name, value in probe.state_dict().items()}
@@ -185,17 +185,18 @@ def read_edges(path: Path) -> EdgeFile:
     sentences, targets, before = list[list[str]](), list[EdgeTarget](), 0
     for record in json_rows(path):
         words = text_of(record, "text", str(path)).split()
-        targets += _targets(record, len(words), before, str(path))
+        targets_read = list(_read_targets(record, len(words), before, str(path)))
+        targets += targets_read
         sentences.append(words)
         before += len(words)
-        if targets and len(targets[-1].spans) != len(targets[0].spans):
+        if any(len(target.spans) != len(targets[0].spans) for target in targets_read):
             raise DataError(f"{path}, line {record.line}: some targets have a span2 and some none")
     if not targets:
         raise DataError(f"{path} has no targets")
     return EdgeFile(sentences, targets)
 
 
-def _targets(record: Record, words: int, before: int, name: str) -> Iterator[EdgeTarget]:
+def _read_targets(record: Record, words: int, before: int, name: str) -> Iterator[EdgeTarget]:
     where = f"{name}, line {record.line}"
     given = record.fields.get("targets")
     if not isinstance(given, list) or not all(isinstance(target, dict) for target in given):
@@ -204,7 +205,7 @@ def _targets(record: Record, words: int, before: int, name: str) -> Iterator[Edg
         keys = [key for key in ("span1", "span2") if target.get(key) is not None]
         if "span1" not in keys:
             raise DataError(f"{where}: a target has no span1")
-        spans = [_span(target, key, words, where) for key in keys]
+        spans = [_read_span(target, key, words, where) for key in keys]
         label = target.get("label")
         labels = label if isinstance(label, list) else [label]
         if not all(isinstance(one, str) for one in labels):
@@ -214,7 +215,7 @@ def _targets(record: Record, words: int, before: int, name: str) -> Iterator[Edg
         )
 
 
-def _span(target: Mapping[str, Any], key: str, words: int, where: str) -> Span:
+def _read_span(target: Mapping[str, Any], key: str, words: int, where: str) -> Span:
     span = target[key]
     if (
         not isinstance(span, list)
@@ -255,13 +256,13 @@ class EdgeProbes(Analysis):
         files = {part: read_edges(Path(name).expanduser()) for part, name in names.items()}
         labels = _labels(files, names)
         parts = self._parts(subject, subject.model, files, labels)
-        entries, probe = _of_mixes(parts, None, subject.seed)
+        entries, probe = _probe_each_mix(parts, None, subject.seed)
         targets = {name: len(part.words) for name, part in parts.items()}
         del parts
         if self.random:
             fresh = self._parts(subject, subject.fresh_model(subject.seed), files, labels)
-            entries += _of_mixes(fresh, "random", subject.seed)[0]
-        return _shown(entries, probe.raw.softmax(0).tolist(), labels, targets)
+            entries += _probe_each_mix(fresh, "random", subject.seed)[0]
+        return _finding(entries, probe.raw.softmax(0).tolist(), labels, targets)
 
     def _parts(
         self, subject: Subject, model: TransferModel, files: Mapping[str, EdgeFile],
@@ -269,7 +270,7 @@ class EdgeProbes(Analysis):
     ) -> dict[str, Spans]:  # fmt: skip
         start = subject.opened.start
         direction = direction_of(start.description.shape)
-        read = LayersRead(range(subject.depth + 1), "mean", self.most)
+        selection = LayersRead(range(subject.depth + 1), "mean", self.most)
         states = dict[str, Probed]()
         for part, file in files.items():
             examples = [TagExample.of_words(words) for words in file.sentences]
@@ -277,7 +278,7 @@ class EdgeProbes(Analysis):
             encoded = TaggingTask().encode(examples, start.tokenizer, length, direction)
             words = [word for sentence in file.sentences for word in sentence]
             sought = SoughtSplit(Split(part, encoded), range(len(words)), words)
-            states[part] = states_of(subject, model, sought, read)
+            states[part] = read_states(subject, model, sought, selection)
         standardise(states)
         return {part: _spans(files[part], probed, labels) for part, probed in states.items()}
 
@@ -288,7 +289,7 @@ def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str
     for part, file in files.items():
         others = {label for target in file.targets for label in target.labels} - set(labels)
         if others:
-            raise DataError(f"{names[part]}: training has no label {listed(sorted(others))}")
+            raise DataError(f"{names[part]}: training has no label {list_names(sorted(others))}")
         if len(file.targets[0].spans) != len(train.targets[0].spans):
             raise DataError(f"{names[part]}: its targets have a span more or less than in training")
     return labels
@@ -316,16 +317,15 @@ def _spans(file: EdgeFile, probed: Probed, labels: Sequence[str]) -> Spans:
     return Spans(probed.states, words_NRS, label_NC)
 
 
-def _of_mixes(
+def _probe_each_mix(
     parts: Mapping[str, Spans], control: str | None, seed: int
 ) -> tuple[list[dict[str, Any]], SpanProbe]:
     """Return what is found with the layers up to each, and the probe of all."""
-    train = parts["train"]
     entries = []
-    for layer in range(train.states.shape[1]):
-        probe = trained(train.up_to(layer), parts["chosen_on"].up_to(layer), seed)
-        scored = parts["scored"].up_to(layer)
-        f1 = micro_f1(probe.logits(scored), scored.label)
+    for layer in range(parts["train"].states.shape[1]):
+        known = {part: spans.up_to_layer(layer) for part, spans in parts.items()}
+        probe = train_span_probe(known["train"], known["chosen_on"], seed)
+        f1 = micro_f1(probe.logits(known["scored"]), known["scored"].label)
         entries.append({"layers_up_to": layer, "control": control, "micro_f1": f1})
     return entries, probe
 
@@ -337,7 +337,7 @@ def expected_layer(scores: Sequence[float]) -> float | None:
     return sum(k * gain for k, gain in enumerate(added, 1)) / total if total else None
 
 
-def _shown(
+def _finding(
     entries: Sequence[dict[str, Any]], shares: Sequence[float], labels: Sequence[str],
     targets: Mapping[str, int],
 ) -> Finding:  # fmt: skip

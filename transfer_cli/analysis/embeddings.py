@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.analysis.analysis import Analysis, Subject, spread
+from transfer_cli.analysis.analysis import Analysis, Subject, evenly_spread
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.objectives.base import Encoding
@@ -26,8 +26,8 @@ _MOST_POINTS = 2000
 _MOST_CHARACTERS = 200
 """Of a text beside its vector."""
 
-_CHOSEN = 6
-_NAMED = 30
+_NUM_DEFAULT_WORDS = 6
+_MOST_NAMES = 30
 """Points of the picture with a name."""
 
 _CONFIG = """\
@@ -40,7 +40,7 @@ embeddings {{
 
 
 @dataclass(frozen=True)
-class _Named:
+class _NamedVectors:
     """Vectors, and what they are of.
 
     Args:
@@ -87,24 +87,24 @@ class Embeddings(Analysis):
 
     def __call__(self, subject: Subject) -> Finding:
         if self.of == "tokens":
-            tokens, extent = self._tokens(subject)
+            tokens, extent = self._chosen_tokens(subject)
             table_VD = _token_table(subject)
-            named = _of_tokens(subject, table_VD, tokens, extent)
+            named = _token_vectors(subject, table_VD, tokens, extent)
             near = self._near_words(subject, table_VD, tokens)
         else:
-            named = _of_texts(subject, self.most, self.pooling)
+            named = _text_vectors(subject, self.most, self.pooling)
             near = _near_texts(named, self.neighbours)
         places, shares = principal_components(named.vectors, 2)
         explained = " and ".join(f"{100 * share:.1f} %" for share in shares)
         count, width = named.vectors.shape
         values: dict[str, Any] = {"vectors": count, "width": width}
         if named.labels:
-            values["nearest of the same label"] = _same_label(named)
+            values["nearest of the same label"] = _same_label_share(named)
         rows = [
             [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
             for name, others in near
         ]
-        names = {} if named.labels else {at: row[0] for at, row in enumerate(named.rows[:_NAMED])}
+        labelled = () if named.labels else named.rows[:_MOST_NAMES]
         return Finding(
             f"Embeddings of {self.of}",
             f"{count:,} vectors of {width} numbers: {named.extent}. Two principal components "
@@ -117,7 +117,7 @@ class Embeddings(Analysis):
                     places.tolist(),
                     [f"component {at}, {100 * share:.1f} %" for at, share in enumerate(shares, 1)],
                     named.labels,
-                    names,
+                    {at: row[0] for at, row in enumerate(labelled)},
                 )
             },
             data={
@@ -132,15 +132,15 @@ class Embeddings(Analysis):
             files=_projector_files(named, f"{self.of} of {subject.opened.path}"),
         )
 
-    def _tokens(self, subject: Subject) -> tuple[npt.NDArray[np.int64], str]:
+    def _chosen_tokens(self, subject: Subject) -> tuple[npt.NDArray[np.int64], str]:
         """Return the numbers of the tokens that are shown, and which they are in words."""
         has_data = bool(subject.material.names)
         if self.order == "first" or (self.order == "auto" and not has_data):
             count = min(self.most, subject.tokenizer.size)
             return np.arange(count), "the first tokens of the vocabulary"
         # Of the splits, the one that the model has learnt from says what is frequent.
-        asked = subject.asked if len(subject.asked) == 1 else ("train", *subject.asked)
-        split = subject.material.split(*asked)
+        preferred = () if len(subject.split_names) == 1 else ("train",)
+        split = subject.material.split(*preferred, *subject.split_names)
         counts = np.zeros(subject.tokenizer.size, np.int64)
         rows_counted = 20_000  # rows of the data in which tokens are counted, evenly spread
         for _, batch in subject.batches(split, rows_counted):
@@ -153,14 +153,13 @@ class Embeddings(Analysis):
         self, subject: Subject, table_VD: Vectors, tokens: npt.NDArray[np.int64]
     ) -> list[tuple[str, list[tuple[str, float]]]]:
         tokenizer = subject.tokenizer
-        words = _some_words(subject, tokens) if self.words is None else self.words
-        unit_VD, near = _unit(table_VD), []
+        words = _default_words(subject, tokens) if self.words is None else self.words
+        unit_VD, near = _normalise(table_VD), []
         for word in map(str, words):
-            ids = _tokens_of(subject, word)
-            vector_D = _unit(table_VD[ids].mean(0, keepdims=True))[0]
-            others = _nearest(
-                unit_VD, vector_D, self.neighbours, [*ids, *sorted(tokenizer.special)]
-            )
+            ids = _tokens_of_word(subject, word)
+            vector_D = _normalise(table_VD[ids].mean(0, keepdims=True))[0]
+            left_out = [*ids, *sorted(tokenizer.special)]
+            others = _nearest(unit_VD, vector_D, self.neighbours, left_out)
             names = tokenizer.pieces(list(others))
             near.append((word, list(zip(names, others.values(), strict=True))))
         return near
@@ -186,27 +185,27 @@ def _token_table(subject: Subject) -> Vectors:
     backbone = subject.model.backbone
     table_VD = backbone.token_embedding.weight.detach()
     if backbone.new_rows is not None:
-        table_VD = backbone.new_rows.added_to(table_VD)
+        table_VD = backbone.new_rows.with_offsets(table_VD)
     table: Vectors = table_VD.double().cpu().numpy()
     return table
 
 
-def _of_tokens(
+def _token_vectors(
     subject: Subject, table_VD: Vectors, tokens: npt.NDArray[np.int64], extent: str
-) -> _Named:
+) -> _NamedVectors:
     if len(tokens) < 3:
         raise DataError("data: fewer than 3 tokens make no picture; show it more text")
     names = subject.tokenizer.pieces(tokens.tolist())
     rows = [[_one_line(name), str(token)] for name, token in zip(names, tokens, strict=True)]
-    return _Named(table_VD[tokens], ["token", "number"], rows, [], extent)
+    return _NamedVectors(table_VD[tokens], ["token", "number"], rows, [], extent)
 
 
-def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
+def _text_vectors(subject: Subject, most: int, pooling: Pooling) -> _NamedVectors:
     """Return the vectors of texts as heads read them; of groups those of each sequence."""
     split, task = subject.split, subject.material.task
     texts = subject.material.texts(split)
     vector_of: dict[tuple[int, int], Vectors] = {}
-    for numbers, batch in subject.read(split, spread(len(split.data), most)):
+    for numbers, batch in subject.read_batches(split, evenly_spread(len(split.data), most)):
         mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
         vectors = Encoding(subject.model, batch).pooled(pooling).double().cpu().numpy()
         of_S = np.repeat(numbers, len(vectors) // len(numbers))
@@ -217,18 +216,19 @@ def _of_texts(subject: Subject, most: int, pooling: Pooling) -> _Named:
     encoded, rows, labels = split.encoded, [], []
     for row, _ in sorted(vector_of):
         example = int(encoded.example_of[row])
-        said = [] if task is None else task.labels_of(encoded.examples[example])
+        answers = [] if task is None else task.labels_of(encoded.examples[example])
         # Answers that are texts of their own group nothing.
-        labels.append(said[0] if task and task.labels and len(said) == 1 else "")
-        rows.append([_one_line(texts[example]), ", ".join(map(_one_line, said[:8])), str(example)])
+        labels.append(answers[0] if task and task.labels and len(answers) == 1 else "")
+        shown_answers = ", ".join(map(_one_line, answers[:8]))
+        rows.append([_one_line(texts[example]), shown_answers, str(example)])
     vectors_ND = np.stack([vector_of[key] for key in sorted(vector_of)])
-    return _Named(
+    return _NamedVectors(
         vectors_ND, ["text", "label", "number"], rows, labels if all(labels) else [],
         f"texts of {split.name}, pooled by {pooling}",
     )  # fmt: skip
 
 
-def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
+def _default_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
     tokenizer, words = subject.tokenizer, list[str]()
     # Of a word that is chosen here: shorter ones are mostly articles and the like.
     least_letters = 4
@@ -237,12 +237,12 @@ def _some_words(subject: Subject, tokens: npt.NDArray[np.int64]) -> list[str]:
         is_word = tokenizer.starts_word[token] and word.isalpha() and len(word) >= least_letters
         if is_word and token not in tokenizer.special and word not in words:
             words.append(word)
-        if len(words) == _CHOSEN:
+        if len(words) == _NUM_DEFAULT_WORDS:
             break
     return words
 
 
-def _tokens_of(subject: Subject, word: str) -> list[int]:
+def _tokens_of_word(subject: Subject, word: str) -> list[int]:
     tokenizer = subject.tokenizer
     known = [token for token in tokenizer.encode_within(word) if token not in tokenizer.special]
     if not known:
@@ -250,12 +250,11 @@ def _tokens_of(subject: Subject, word: str) -> list[int]:
     return known
 
 
-def _near_texts(named: _Named, count: int) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Return the texts that are nearest to each of the first few."""
-    unit_ND = _unit(named.vectors)
+def _near_texts(named: _NamedVectors, count: int) -> list[tuple[str, list[tuple[str, float]]]]:
+    unit_ND = _normalise(named.vectors)
     names = [row[0][:80] + (f" [{row[1]}]" if row[1] else "") for row in named.rows]
     near = {}
-    for at in range(min(_CHOSEN, len(names))):
+    for at in range(min(_NUM_DEFAULT_WORDS, len(names))):
         others = _nearest(unit_ND, unit_ND[at], count, [at])
         near[names[at]] = [(names[other], cosine) for other, cosine in others.items()]
     return list(near.items())
@@ -272,15 +271,15 @@ def _nearest(
             if np.isfinite(cosine_N[number])}  # fmt: skip
 
 
-def _same_label(named: _Named) -> float:
+def _same_label_share(named: _NamedVectors) -> float:
     """Return the share of vectors whose nearest other one has the same label."""
-    unit_ND, labels = _unit(named.vectors), np.array(named.labels)
+    unit_ND, labels = _normalise(named.vectors), np.array(named.labels)
     cosine_NN = unit_ND @ unit_ND.T
     np.fill_diagonal(cosine_NN, -np.inf)
     return float((labels[cosine_NN.argmax(1)] == labels).mean())
 
 
-def _unit(vectors_ND: Vectors) -> Vectors:
+def _normalise(vectors_ND: Vectors) -> Vectors:
     lengths = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     unit_ND: Vectors = vectors_ND / np.maximum(lengths, np.finfo(float).tiny)
     return unit_ND
@@ -290,7 +289,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:_MOST_CHARACTERS] or "·"
 
 
-def _projector_files(named: _Named, name: str) -> dict[str, bytes]:
+def _projector_files(named: _NamedVectors, name: str) -> dict[str, bytes]:
     """Return what TensorBoard's projector reads, in a folder of its own."""
     numbers = io.BytesIO()
     np.savetxt(numbers, named.vectors, fmt="%.5g", delimiter="\t")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transfer_cli.analysis.analysis import Subject, check_task, spread
+from transfer_cli.analysis.analysis import Subject, check_task, evenly_spread
 from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, one_of
-from transfer_cli.model.probes import replaced_embeddings
+from transfer_cli.model.probes import replace_embeddings
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -82,13 +82,13 @@ def words_of(
         texts: What they were made of. Where the tokens are no beginning of theirs, words are shown
             as the tokenizer decodes them, unknown ones by its name for them.
     """
-    apart = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.begin}
+    special = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.begin}
     words: list[list[int]] = []
     for place, token in enumerate(tokens):
-        if token in apart:
+        if token in special:
             continue
-        goes_on = place > 0 and tokens[place - 1] not in apart
-        if goes_on and not tokenizer.starts_word[token]:
+        continues_word = place > 0 and tokens[place - 1] not in special
+        if continues_word and not tokenizer.starts_word[token]:
             words[-1].append(place)
         else:
             words.append([place])
@@ -98,8 +98,8 @@ def words_of(
         for text, (ids, offsets) in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
         for token, offset in zip(ids, offsets, strict=True)
     ][: len(places)]
-    is_theirs = [token for token, *_ in pieces] == [tokens[place] for place in places]
-    piece_at = dict(zip(places, pieces, strict=True)) if is_theirs else {}
+    tokens_match = [token for token, *_ in pieces] == [tokens[place] for place in places]
+    piece_at = dict(zip(places, pieces, strict=True)) if tokens_match else {}
 
     def shown(word: Sequence[int]) -> str:
         if piece_at:
@@ -137,9 +137,9 @@ class Explainer:
                 "number for a text; they take runs of classification, multilabel, regression, "
                 "choice and cloze, and causal language models"
             )
-        learnt = has_mask and not self._model.backbone.causal
-        self.removal: Removal = removal or ("mask" if learnt else "delete")
-        self.baseline: Baseline = baseline or ("mask" if learnt else "pad")
+        knows_mask = has_mask and not self._model.backbone.causal
+        self.removal: Removal = removal or ("mask" if knows_mask else "delete")
+        self.baseline: Baseline = baseline or ("mask" if knows_mask else "pad")
         if "mask" in (removal, baseline) and not has_mask:
             key = "removal" if removal == "mask" else "baseline"
             raise ConfigError(
@@ -175,13 +175,12 @@ class Explainer:
             return outputs_KC.sigmoid()
         return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
 
-    def without(self, text: ExplainedText, removed: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
-        """Return the explained output and its `confidence` for versions of a text, `[K]` each."""
+    def score_without(self, text: ExplainedText, sets: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
+        """Return the explained output and its `confidence` without each set of words, `[K]`."""
         scores, shares = [], []
-        for begin in range(0, len(removed), self._subject.batch):
-            rows = [
-                self._version(text, words) for words in removed[begin : begin + self._subject.batch]
-            ]
+        for begin in range(0, len(sets), self._subject.batch):
+            removed = sets[begin : begin + self._subject.batch]
+            rows = [self._without_words(text, words) for words in removed]
             with torch.inference_mode():
                 outputs_KC = self.outputs(self.batch_of(rows))
                 shares.append(self.confidence(outputs_KC)[:, text.output].double().cpu())
@@ -195,29 +194,29 @@ class Explainer:
         """
         backbone, tokenizer = self._model.backbone, self._subject.tokenizer
         with torch.no_grad():
-            text_TE = backbone.embeddings_of(text.row.tokens.to(self._subject.precision.device))
+            text_TE = backbone.embed_tokens(text.row.tokens.to(self._subject.precision.device))
             baseline_TE = text_TE.clone()
             places = [place for word in text.words for place in word.places]
             if self.baseline == "zero":
                 baseline_TE[places] = 0
             else:
                 token = tokenizer.mask if self.baseline == "mask" else tokenizer.pad
-                baseline_TE[places] = backbone.embeddings_of(
+                baseline_TE[places] = backbone.embed_tokens(
                     torch.tensor([token], device=text_TE.device)
                 )
         return text_TE, baseline_TE
 
-    def of_embeddings(self, text: ExplainedText) -> Callable[[Tensor], Tensor]:
+    def embedding_function(self, text: ExplainedText) -> Callable[[Tensor], Tensor]:
         """Return the explained output as a function of the embeddings of the text's tokens."""
 
-        def function(given_KTE: Tensor) -> Tensor:
-            batch = self.batch_of([text.row] * len(given_KTE))
-            with replaced_embeddings(self._model.backbone, given_KTE):
+        def function(embeddings_KTE: Tensor) -> Tensor:
+            batch = self.batch_of([text.row] * len(embeddings_KTE))
+            with replace_embeddings(self._model.backbone, embeddings_KTE):
                 return self.outputs(batch)[:, text.output]
 
         return function
 
-    def _version(self, text: ExplainedText, removed: Set[int]) -> TextRow:
+    def _without_words(self, text: ExplainedText, removed: Set[int]) -> TextRow:
         places = [place for number in removed for place in text.words[number].places]
         row = text.row
         if self.removal == "mask":
@@ -270,9 +269,9 @@ class ChosenTexts:
         self._is_language_model = isinstance(self._objective, CausalLM)
         check_task(subject)
         self._texts = subject.material.texts(subject.split)
-        self._label = None if label is None else self._number_of(label)
+        self._label = None if label is None else self._label_number(label)
 
-    def _number_of(self, label: str) -> int:
+    def _label_number(self, label: str) -> int:
         labels = self._objective.info.labels
         if not labels or self._is_language_model:
             raise ConfigError("label: this model has none to choose from; leave label out")
@@ -282,11 +281,11 @@ class ChosenTexts:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def spread(self, most: int) -> Iterator[ExplainedText]:
+    def evenly_spread(self, most: int) -> Iterator[ExplainedText]:
         """Yield `most` texts, evenly spread, or all; those of a single word are left out."""
-        return self._explained(spread(len(self._texts), most).tolist())
+        return self._explained(evenly_spread(len(self._texts), most).tolist())
 
-    def wrong(self, most: int) -> Iterator[ExplainedText]:
+    def wrong_answers(self, most: int) -> Iterator[ExplainedText]:
         """Yield the first `most` texts that are answered wrongly."""
         if self._is_language_model or isinstance(self._objective, Regression):
             raise ConfigError(
@@ -306,25 +305,25 @@ class ChosenTexts:
                 return
 
     def _explained(self, rows: Sequence[int]) -> Iterator[ExplainedText]:
-        for row in rows:
-            made = self._continued(row) if self._is_language_model else self._answered(row)
-            if made is not None and len(made.words) >= FEWEST_WORDS:
-                yield made
+        explain = self._explain_next_token if self._is_language_model else self._explain_answer
+        for text in map(explain, rows):
+            if text is not None and len(text.words) >= FEWEST_WORDS:
+                yield text
 
-    def _continued(self, row: int) -> ExplainedText | None:
+    def _explain_next_token(self, row: int) -> ExplainedText | None:
         """Return a text and the token that a causal language model would go on with."""
         opened, tokenizer = self._subject.opened, self._subject.tokenizer
         tokens = opened.start.prompt_layout.encode(self._texts[row])[-opened.length :]
         if not tokens:
             return None
-        read = TextRow(torch.tensor(tokens))
+        row_read = TextRow(torch.tensor(tokens))
         with torch.inference_mode():
-            token = int(self._explainer.outputs(self._explainer.batch_of([read])).argmax())
+            token = int(self._explainer.outputs(self._explainer.batch_of([row_read])).argmax())
         answer = repr(tokenizer.decode([token]) or tokenizer.pieces([token])[0])  # may be a space
         words = words_of(tokens, tokenizer, [self._texts[row]])
-        return ExplainedText(row, read, words, token, answer, answer, label=None)
+        return ExplainedText(row, row_read, words, token, answer, answer, label=None)
 
-    def _answered(self, row: int) -> ExplainedText:
+    def _explain_answer(self, row: int) -> ExplainedText:
         subject, objective = self._subject, self._objective
         batch = subject.split.data.batch(np.array([row]))
         view = to_device({**batch, "padded": ~batch["mask"].all()}, subject.precision.device)
@@ -346,11 +345,11 @@ class ChosenTexts:
             prediction = str(task.cells(answer)[0])
             explained = labels[output] if labels else "the value"
         mask_T = batch["mask"][0]
-        read = TextRow(
+        row_read = TextRow(
             batch["tokens"][0][mask_T],
             batch["segment"][0][mask_T] if "segment" in batch else None,
             int(batch["gap"][0]) if "gap" in batch else None,
         )
-        words = words_of(read.tokens.tolist(), subject.tokenizer, task.texts(example))
+        words = words_of(row_read.tokens.tolist(), subject.tokenizer, task.texts(example))
         label = "|".join(task.labels_of(example)) or None
-        return ExplainedText(row, read, words, output, explained, prediction, label)
+        return ExplainedText(row, row_read, words, output, explained, prediction, label)

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_cli.analysis.analysis import Subject
 from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.split import Split
-from transfer_cli.model.probes import probed
+from transfer_cli.model.probes import set_probe
 from transfer_cli.objectives.base import Encoding
 
 _BY_POSITION = {"segment": 0, "document": -1}
@@ -130,24 +130,24 @@ class TextMaps:
     rollout: FloatArray
 
 
-def maps_of(subject: Subject, sequence: ReadSequence) -> TextMaps:
+def attention_maps(subject: Subject, sequence: ReadSequence) -> TextMaps:
     """Return the attention of a model that reads this sequence alone, so without padding."""
     maps_of_places: list[FloatArray] = []
 
-    def keep(place: int, probabilities_1HTT: Tensor) -> None:
-        maps_of_places.append(shares_of(probabilities_1HTT)[0].cpu().numpy())
+    def keep_maps(place: int, probabilities_1HTT: Tensor) -> None:
+        maps_of_places.append(renormalise(probabilities_1HTT)[0].cpu().numpy())
 
     with (
         torch.no_grad(),
         subject.precision.context(),
-        probed(subject.model.backbone, probabilities=keep),
+        set_probe(subject.model.backbone, probabilities=keep_maps),
     ):
         _ = Encoding(subject.model, batch_of([sequence], subject)).states
     maps = np.stack(maps_of_places)
     return TextMaps(sequence, maps, rollout(maps))
 
 
-def shares_of(probabilities: Tensor) -> Tensor:
+def renormalise(probabilities: Tensor) -> Tensor:
     """Return rows of probabilities in float32 that sum to 1, also where bf16 has rounded them."""
     rows = probabilities.float()
     return rows / rows.sum(-1, keepdim=True)
@@ -167,7 +167,7 @@ def rollout(maps: FloatArray) -> FloatArray:
     return np.stack(products)
 
 
-def in_units(shares: FloatArray, units: int) -> npt.NDArray[np.int64]:
+def round_to_units(shares: FloatArray, units: int) -> npt.NDArray[np.int64]:
     """Return shares as whole numbers whose rows, the last axis, sum to `units`.
 
     What is left after rounding down goes to the largest remainders, so that each is off by less
@@ -207,8 +207,9 @@ class HeadSummaries:
 
     def add(self, place: int, probabilities_SHTT: Tensor, batch: Batch) -> None:
         """Add the attention probabilities of a place; sequences are padded on the right."""
-        found_SHTT = shares_of(probabilities_SHTT)
-        for name, (values_SHT, counted_ST) in _measured(found_SHTT, batch, self._separator).items():
+        shares_SHTT = renormalise(probabilities_SHTT)
+        measures = _measures(shares_SHTT, batch, self._separator)
+        for name, (values_SHT, counted_ST) in measures.items():
             sums_H = (values_SHT * counted_ST[:, None]).sum((0, 2))
             self._sums[name][place] += sums_H.double().cpu()
             self._counts[name][place] += counted_ST.sum().cpu()
@@ -233,8 +234,8 @@ class HeadSummaries:
         }
 
 
-def _measured(
-    found_SHTT: Tensor, batch: Batch, separator: int
+def _measures(
+    shares_SHTT: Tensor, batch: Batch, separator: int
 ) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Return each measure of every query, `[S, H, T]`, and the queries it counts for, `[S, T]`."""
     mask_ST, tokens_ST = batch["mask"], batch["tokens"]
@@ -243,23 +244,23 @@ def _measured(
     last_S = mask_ST.sum(1) - 1
     is_separator_ST = (tokens_ST == separator) & mask_ST
     # What diagonals beside the main one lack: the first query has no token before it.
-    before_SHT = torch.zeros_like(found_SHTT[..., 0])
-    before_SHT[..., 1:] = found_SHTT.diagonal(-1, dim1=-2, dim2=-1)
+    before_SHT = torch.zeros_like(shares_SHTT[..., 0])
+    before_SHT[..., 1:] = shares_SHTT.diagonal(-1, dim1=-2, dim2=-1)
     after_SHT = torch.zeros_like(before_SHT)
-    after_SHT[..., :-1] = found_SHTT.diagonal(1, dim1=-2, dim2=-1)
-    end_SHT = found_SHTT[torch.arange(sequences, device=mask_ST.device), :, :, last_S]
-    distance_TT = (place_T[:, None] - place_T).abs().to(found_SHTT.dtype)
+    after_SHT[..., :-1] = shares_SHTT.diagonal(1, dim1=-2, dim2=-1)
+    end_SHT = shares_SHTT[torch.arange(sequences, device=mask_ST.device), :, :, last_S]
+    distance_TT = (place_T[:, None] - place_T).abs().to(shares_SHTT.dtype)
     is_later_ST, is_earlier_ST = mask_ST & (place_T > 0), place_T < last_S[:, None]
     return {
-        "entropy": (torch.special.entr(found_SHTT).sum(-1), mask_ST),
+        "entropy": (torch.special.entr(shares_SHTT).sum(-1), mask_ST),
         "previous": (before_SHT, is_later_ST),
         "next": (after_SHT, is_earlier_ST),
-        "self": (found_SHTT.diagonal(dim1=-2, dim2=-1), mask_ST),
-        "first": (found_SHTT[..., 0], is_later_ST),
+        "self": (shares_SHTT.diagonal(dim1=-2, dim2=-1), mask_ST),
+        "first": (shares_SHTT[..., 0], is_later_ST),
         "separator": (
-            (found_SHTT * is_separator_ST[:, None, None]).sum(-1),
+            (shares_SHTT * is_separator_ST[:, None, None]).sum(-1),
             mask_ST & is_separator_ST.any(1, keepdim=True),
         ),
         "end": (end_SHT, is_earlier_ST),
-        "distance": ((found_SHTT * distance_TT).sum(-1), mask_ST),
+        "distance": ((shares_SHTT * distance_TT).sum(-1), mask_ST),
     }

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from transfer_cli.analysis.analysis import Analysis, Subject, check_task
-from transfer_cli.batch import Batch, size, to_device, with_facts
+from transfer_cli.batch import Batch, batch_size, to_device, with_facts
 from transfer_cli.data.labelled import INPUT
-from transfer_cli.data.split import Split, some_of
-from transfer_cli.engine.evaluation import Scores, evaluate, evaluation_noise, portions
+from transfer_cli.data.split import Split, subsample
+from transfer_cli.engine.evaluation import Scores, evaluate, evaluation_noise, index_batches
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, NotFiniteError, at_least, between, one_of
-from transfer_cli.metrics import Metric, by_preference
-from transfer_cli.model.probes import all_heads, erased, gated
+from transfer_cli.metrics import Metric, headlines_first
+from transfer_cli.model.probes import head_ones, set_gates, zero_unit
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, declared_metrics
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
-from transfer_cli.progress import More, progress
+from transfer_cli.progress import Advance, progress
 from transfer_cli.reports.finding import Chart, Finding, FindingTable, Lines, Matrix
 from transfer_cli.seeds import derive
 
@@ -42,13 +42,13 @@ def head_gradients(
     has factors of its own, which no other one's loss depends on.
     """
     rows, gradients = [], []
-    batches = portions(split.data, split.order, batch)
+    batches = index_batches(split.data, split.order, batch)
     with progress("gradients", len(batches), "batches") as more:
         for indices in batches:
             prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
             view = to_device(with_facts(prepared), precision.device)
             with precision.context():
-                gradient_LBH = _of_batch(model, objective, view)
+                gradient_LBH = _batch_gradients(model, objective, view)
             gradients.append(gradient_LBH.transpose(0, 1).double().cpu().numpy())
             rows.append(indices)
             more(1)
@@ -62,15 +62,15 @@ def head_gradients(
     return summed
 
 
-def _of_batch(model: TransferModel, objective: Objective, view: Batch) -> Tensor:
+def _batch_gradients(model: TransferModel, objective: Objective, view: Batch) -> Tensor:
     shape, device = model.backbone.shape, view["tokens"].device
-    examples, sequences = size(view), view["mask"].flatten(0, -2).shape[0]
+    examples, sequences = batch_size(view), view["mask"].flatten(0, -2).shape[0]
     factors_LBH = torch.ones(shape.depth, examples, shape.heads, device=device, requires_grad=True)
     factors_LSH = factors_LBH.repeat_interleave(sequences // examples, dim=1)
 
     def summed(called: TransferModel) -> Tensor:
         encoded = Encoding(called, view)
-        with gated(called.backbone, factors_LSH):
+        with set_gates(called.backbone, factors_LSH):
             _ = encoded.states
         # Outside: what a dialog says is generated from fewer sequences.
         return objective.metric_sums(called, view, encoded)["loss"]
@@ -80,7 +80,7 @@ def _of_batch(model: TransferModel, objective: Objective, view: Batch) -> Tensor
     return gradient_LBH
 
 
-def importance_of(gradient_NLH: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def head_importance(gradient_NLH: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the mean of the absolute gradients by head, `[L, H]`; each block's has norm 1.
 
     The absolute value is that of each example: gradients of a batch's loss would cancel out.
@@ -88,14 +88,11 @@ def importance_of(gradient_NLH: npt.NDArray[np.float64]) -> npt.NDArray[np.float
     """
     mean_LH = np.abs(gradient_NLH).mean(0)
     norm_L1 = np.linalg.norm(mean_LH, axis=1, keepdims=True)
-    # Divided by the smallest number there is where all are 0.
-    importance_LH: npt.NDArray[np.float64] = mean_LH / np.maximum(
-        norm_L1, np.finfo(np.float64).tiny
-    )
+    importance_LH: npt.NDArray[np.float64] = mean_LH / np.where(norm_L1 > 0, norm_L1, 1.0)
     return importance_LH
 
 
-def judged_split(subject: Subject, most: int | None) -> Split:
+def split_to_score(subject: Subject, most: int | None) -> Split:
     """Return the split that was asked for, or `most` of its examples, evenly spread."""
     if subject.objective.task is not None and tuple(subject.material.names) == (INPUT,):
         raise ConfigError(
@@ -108,10 +105,10 @@ def judged_split(subject: Subject, most: int | None) -> Split:
         )
     check_task(subject)
     split = subject.split
-    return split if most is None else some_of(split, most)
+    return split if most is None else subsample(split, most)
 
 
-def scores_of(subject: Subject, split: Split) -> Scores:
+def evaluate_subject(subject: Subject, split: Split) -> Scores:
     """Return what `transfer evaluate` measures on a split."""
     return evaluate(
         subject.model, subject.objective, split, batch=subject.batch, precision=subject.precision
@@ -122,7 +119,7 @@ Kind = Literal["heads", "blocks", "attention", "feed_forward", "embeddings", "un
 """Of a part that is left out: a head, a block or one of its sub-layers, or a single number of the
 embeddings or of the states behind each block (Li et al. 2016)."""
 
-SINGLE: tuple[Kind, ...] = ("embeddings", "units")
+UNIT_KINDS: tuple[Kind, ...] = ("embeddings", "units")
 """Of these there are as many as states are wide, and scoring without each takes its time."""
 
 MOST_NEEDED = 5
@@ -167,9 +164,9 @@ class Importance(Analysis):
         between("random_orders", self.random_orders, 0, 1000)
 
     def __call__(self, subject: Subject) -> Finding:
-        split = judged_split(subject, self.most)
-        whole = scores_of(subject, split).measures
-        declared = by_preference(declared_metrics({"main": subject.objective}))
+        split = split_to_score(subject, self.most)
+        whole = evaluate_subject(subject, split).measures
+        declared = headlines_first(declared_metrics({"main": subject.objective}))
         metric = next(candidate for candidate in declared if candidate.name in whole)
         if not math.isfinite(whole[metric.name]):
             raise NotFiniteError(f"{split.name}: {metric.name}")
@@ -178,19 +175,19 @@ class Importance(Analysis):
             subject.model, subject.objective, split,
             batch=subject.batch, precision=subject.precision,
         )  # fmt: skip
-        importance = importance_of(gradients)
-        places = list(_places(subject, self.left_out))
+        importance = head_importance(gradients)
+        places = list(_parts(subject, self.left_out))
         entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
         with progress("leaving out", len(places), "parts") as more:
             for kind, place in places:
-                is_unit = kind in SINGLE
+                is_unit = kind in UNIT_KINDS
                 falls = scorer.without_unit(**place) if is_unit else scorer.without(kind, **place)
                 entries[kind].append({**place, **falls})
                 more(1)
-        curve = self._curve(scorer, importance) if self.prune else []
+        curve = self._pruning_curve(scorer, importance) if self.prune else []
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
 
-    def _curve(self, scorer: "Scorer", importance: npt.NDArray[np.float64]) -> list[Entry]:
+    def _pruning_curve(self, scorer: "Scorer", importance: npt.NDArray[np.float64]) -> list[Entry]:
         heads = importance.size
         orders = [np.argsort(importance.ravel(), kind="stable")]
         for number in range(self.random_orders):
@@ -198,10 +195,10 @@ class Importance(Analysis):
             orders.append(np.random.default_rng(seed).permutation(heads))
         counts = list(dict.fromkeys(round(step * heads / STEPS) for step in range(STEPS + 1)))
         with progress("pruning", len(counts) * len(orders), "scores") as more:
-            return [_point(scorer, count, orders, more) for count in counts]
+            return [_pruning_point(scorer, count, orders, more) for count in counts]
 
 
-def _places(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict[str, int]]]:
+def _parts(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict[str, int]]]:
     shape = subject.model.backbone.shape
     if "embeddings" in kinds:
         yield from (("embeddings", {"unit": unit}) for unit in range(shape.embedding_size))
@@ -226,7 +223,7 @@ class Scorer:
 
     def without(self, kind: Kind, layer: int, head: int | None = None) -> dict[str, float | None]:
         """Return measure and loss of the whole model, minus those without a part."""
-        heads = all_heads(self.subject.model.backbone)
+        heads = head_ones(self.subject.model.backbone)
         if head is not None:
             heads[layer, head] = 0
         measures = self.measures(
@@ -238,8 +235,8 @@ class Scorer:
 
     def without_unit(self, unit: int, layer: int | None = None) -> dict[str, float | None]:
         """Return the same of a unit of the states behind a block; None: of the embeddings."""
-        with erased(self.subject.model.backbone, unit, layer):
-            return self._differences(scores_of(self.subject, self.split).measures)
+        with zero_unit(self.subject.model.backbone, unit, layer):
+            return self._differences(evaluate_subject(self.subject, self.split).measures)
 
     def _differences(self, measures: Mapping[str, float]) -> dict[str, float | None]:
         names = {"measure": self.metric.name, "loss": "loss"}
@@ -247,18 +244,18 @@ class Scorer:
 
     def without_heads(self, numbers: npt.NDArray[np.int64]) -> Mapping[str, float]:
         """Return the measures without some heads, numbered through all blocks."""
-        heads = all_heads(self.subject.model.backbone)
+        heads = head_ones(self.subject.model.backbone)
         heads.view(-1)[torch.from_numpy(numbers)] = 0
         return self.measures(heads)
 
     def measures(self, heads: Tensor, **without: frozenset[int]) -> Mapping[str, float]:
-        """Return the measures of the model with these factors; see `model.probes.gated`."""
-        with gated(self.subject.model.backbone, heads, **without):
-            return scores_of(self.subject, self.split).measures
+        """Return the measures of the model with these factors; see `model.probes.set_gates`."""
+        with set_gates(self.subject.model.backbone, heads, **without):
+            return evaluate_subject(self.subject, self.split).measures
 
 
-def _point(
-    scorer: Scorer, count: int, orders: Sequence[npt.NDArray[np.int64]], more: More
+def _pruning_point(
+    scorer: Scorer, count: int, orders: Sequence[npt.NDArray[np.int64]], more: Advance
 ) -> Entry:
     """Return the scores without the first `count` heads of each order; all orders end alike."""
     is_end = count in (0, len(orders[0]))
@@ -287,7 +284,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _name(kind: Kind, entry: Entry) -> str:
+def _part_name(kind: Kind, entry: Entry) -> str:
     number = ".".join(str(entry[key]) for key in ("layer", "head") if key in entry)
     return f"{_NAMES.get(kind, kind)} {number}"
 
@@ -304,10 +301,10 @@ def _finding(
     norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
     better = "higher" if scorer.metric.higher_is_better else "lower"
     parts = [
-        [_name(kind, entry), entry["measure"], entry["loss"]]
+        [_part_name(kind, entry), entry["measure"], entry["loss"]]
         for kind, of_kind in entries.items()
         for entry in of_kind
-        if kind not in SINGLE
+        if kind not in UNIT_KINDS
     ]
     # Those first without which the loss rises most.
     parts.sort(key=lambda row: -math.inf if row[2] is None else row[2])
@@ -326,7 +323,7 @@ def _finding(
         [
             FindingTable(["without", f"{measure}, difference", "loss, difference"], parts),
             FindingTable(columns, pruned, "Without several heads, the least important first"),
-            *_of_units(entries),
+            *_unit_tables(entries),
         ],
         dict(_charts(measure, importance, entries, curve)),
         data={
@@ -340,10 +337,10 @@ def _finding(
     )  # fmt: skip
 
 
-def _of_units(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
+def _unit_tables(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
     """Yield the table of the units without which the loss rises most, by where they are."""
     falls = defaultdict(list)
-    for entry in (entry for kind in SINGLE for entry in entries.get(kind, [])):
+    for entry in (entry for kind in UNIT_KINDS for entry in entries.get(kind, [])):
         fall = -math.inf if entry["loss"] is None else entry["loss"]
         falls[entry.get("layer")].append((fall, entry["unit"]))
     rows: list[list[Any]] = []

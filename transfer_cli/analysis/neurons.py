@@ -20,7 +20,7 @@ from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between
-from transfer_cli.model.probes import units_by_place
+from transfer_cli.model.probes import watch_units
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.reports.finding import Finding, FindingTable
 
@@ -55,15 +55,15 @@ class TokenProperties:
         self._labels = len(labels) if len(labels) <= MOST_LABELS else 0
         self.names = ["position", *kinds, *(f"label {name}" for name in labels[: self._labels])]
         # What makes a row of a text is not the text.
-        around = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask}
+        around = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.begin}
         self._is_text_V = torch.ones(tokenizer.size, dtype=torch.bool)
-        self._is_text_V[sorted(around)] = False
+        self._is_text_V[[*(around - {None})]] = False
 
     def is_text(self, batch: Batch) -> Tensor:
         """Return which of the real tokens, row by row, are of texts."""
         return self._is_text_V[_sequences(batch["tokens"])[_sequences(batch["mask"])]]
 
-    def of_batch(self, batch: Batch) -> Tensor:
+    def property_values(self, batch: Batch) -> Tensor:
         """Return the properties of the real tokens, row by row, `[N, P]` in float64."""
         mask_ST, tokens_ST = _sequences(batch["mask"]), _sequences(batch["tokens"])
         position_ST = (mask_ST.cumsum(1) - 1).double()
@@ -155,8 +155,8 @@ class UnitSums:
         # What does not vary leaves rounding errors of sums.
         varies_F = own_F > 1e-12 * count * self._square_F
         varies_P = its_P > 1e-12 * count * of.square_P
-        found_PF = both_PF / (own_F.clamp(min=0) * its_P.clamp(min=0)[:, None]).sqrt()
-        return found_PF.where(varies_F & varies_P[:, None], torch.nan).clamp(-1, 1)
+        correlation_PF = both_PF / (own_F.clamp(min=0) * its_P.clamp(min=0)[:, None]).sqrt()
+        return correlation_PF.where(varies_F & varies_P[:, None], torch.nan).clamp(-1, 1)
 
 
 _MOST_CHARACTERS = 160
@@ -174,7 +174,7 @@ class Neurons(Analysis):
     """Means, top contexts and correlations of the units between the two layers of feed-forward.
 
     A unit is what the second layer reads: after the activation, of gated ones the product with its
-    gate (`model.probes.units_by_place`). Special tokens around texts do not count.
+    gate (`model.probes.watch_units`). Special tokens around texts do not count.
 
     Args:
         blocks: Their numbers, from 0; None: the first, the middle and the last.
@@ -198,25 +198,25 @@ class Neurons(Analysis):
         at_least("shown", self.shown, 1)
 
     def __call__(self, subject: Subject) -> Finding:
-        chosen = self._chosen(subject.depth)
+        chosen = self._chosen_blocks(subject.depth)
         split, tokenizer = subject.split, subject.tokenizer
-        rows = subject.rows_of(split, self.most)
+        rows = subject.rows_for_tokens(split, self.most)
         has_labels = "label" in split.data.batch(rows[:1])
         task = subject.material.task
         properties = TokenProperties(tokenizer, task.labels if task and has_labels else ())
         unit_sums = {block: UnitSums(self.contexts) for block in chosen}
         sums = PropertySums()
-        for _, batch in subject.read(split, rows):
-            _add(subject, batch, properties, sums, unit_sums, self.beside)
+        for _, batch in subject.read_batches(split, rows):
+            _add_batch(subject, batch, properties, sums, unit_sums, self.beside)
         if sums.count < 2:
             raise DataError("data: there are too few tokens to look at units; show it more text")
-        units = _Units(tokenizer, properties.names, sums, unit_sums)
+        units = _UnitStatistics(tokenizer, properties.names, sums, unit_sums)
         best = list(units.best(self.shown))
         properties_of: dict[str, list[dict[str, Any]]] = {}
         for name, (block, unit), r in best:
             entry = {"block": block, "unit": unit, "correlation": r}
             properties_of.setdefault(name, []).append(entry)
-        shown = {unit: units.described(unit) for unit in sorted({unit for _, unit, _ in best})}
+        shown = {unit: units.unit_record(unit) for unit in sorted({unit for _, unit, _ in best})}
         contexts = [
             [name, *unit, *(context[key] for key in ("value", "before", "token", "after"))]
             for name, unit, _ in best
@@ -229,9 +229,8 @@ class Neurons(Analysis):
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
         )
-        every = "".join(
-            json.dumps(units.described(unit), ensure_ascii=False) + "\n" for unit in units.all()
-        )
+        records = map(units.unit_record, units.all())
+        every = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         return Finding(
             "Units of the feed-forward layers",
             summary,
@@ -252,12 +251,12 @@ class Neurons(Analysis):
             data={
                 "blocks": chosen,
                 "properties": properties_of,
-                "units": _fitting(list(shown.values())),
+                "units": _with_fewer_contexts(list(shown.values())),
             },
             files={"units.jsonl": every.encode()},
         )
 
-    def _chosen(self, depth: int) -> list[int]:
+    def _chosen_blocks(self, depth: int) -> list[int]:
         if self.blocks is None:
             return sorted({0, depth // 2, depth - 1})
         wrong = [block for block in self.blocks if type(block) is not int or not 0 <= block < depth]
@@ -269,7 +268,7 @@ class Neurons(Analysis):
         return sorted(set(self.blocks))
 
 
-def _add(
+def _add_batch(
     subject: Subject,
     batch: Batch,
     properties: TokenProperties,
@@ -280,26 +279,24 @@ def _add(
     """Pass a batch through the model, and add what its units say of tokens of texts."""
     on_host = {name: value.cpu() for name, value in batch.items()}
     is_text_N = properties.is_text(on_host)
-    properties_NP = properties.of_batch(on_host)[is_text_N]
+    properties_NP = properties.property_values(on_host)[is_text_N]
     context_NW = contexts_of(on_host, beside)[is_text_N]
     mask_N = batch["mask"].flatten()
     sums.add(properties_NP)
 
-    def look(place: int, values: Tensor) -> None:
+    def add_units(place: int, values: Tensor) -> None:
         if place not in units:
             return
-        found_NF = values.flatten(0, 1)
+        rows_NF = values.flatten(0, 1)
         # A packed batch has no padding.
-        real_NF = found_NF if len(found_NF) == len(is_text_N) else found_NF[mask_N]
+        real_NF = rows_NF if len(rows_NF) == len(is_text_N) else rows_NF[mask_N]
         units[place].add(real_NF.float().cpu()[is_text_N], properties_NP, context_NW)
 
-    with units_by_place(subject.model.backbone, look):
+    with watch_units(subject.model.backbone, add_units):
         _ = Encoding(subject.model, batch).states
 
 
-class _Units:
-    """What is known of all units."""
-
+class _UnitStatistics:
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -311,7 +308,7 @@ class _Units:
         count = sums.count
         self._mean = {at: block.means(count).tolist() for at, block in units.items()}
         self._share = {at: block.positive_shares(count).tolist() for at, block in units.items()}
-        self._follows = {at: block.correlations(sums) for at, block in units.items()}
+        self._correlations = {at: block.correlations(sums) for at, block in units.items()}
         self.count_units = sum(map(len, self._mean.values()))
         self.count_silent = sum(share == 0 for shares in self._share.values() for share in shares)
 
@@ -324,7 +321,7 @@ class _Units:
         """Yield each property with the units that follow it most, and their correlations."""
         every = list(self.all())
         for number, name in enumerate(self._names):
-            follows = torch.cat([own_PF[number] for own_PF in self._follows.values()])
+            follows = torch.cat([own_PF[number] for own_PF in self._correlations.values()])
             strength = follows.abs().nan_to_num(-1.0)
             for at in strength.argsort(descending=True, stable=True)[:count].tolist():
                 if strength[at] >= 0:
@@ -335,10 +332,10 @@ class _Units:
         block, number = unit
         return round(self._mean[block][number], 5), round(self._share[block][number], 5)
 
-    def described(self, unit: Unit) -> dict[str, Any]:
+    def unit_record(self, unit: Unit) -> dict[str, Any]:
         """Return all that is known of a unit, as plain values."""
         block, number = unit
-        follows = zip(self._names, self._follows[block][:, number].tolist(), strict=True)
+        follows = zip(self._names, self._correlations[block][:, number].tolist(), strict=True)
         mean, share = self.activity(unit)
         return {
             "block": block,
@@ -365,7 +362,7 @@ class _Units:
             }
 
 
-def _fitting(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_fewer_contexts(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return units with as many contexts as there is room for in the JSON."""
     fitting, kept = list(units), max((len(unit["contexts"]) for unit in units), default=0)
     most_json = 600_000  # characters of the units in the JSON; they lose contexts until they fit

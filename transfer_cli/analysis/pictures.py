@@ -22,7 +22,7 @@ _DOTS = 110
 _MOST_TICKS = 24
 
 
-def drawn(charts: Mapping[str, Chart]) -> dict[str, bytes]:
+def draw_charts(charts: Mapping[str, Chart]) -> dict[str, bytes]:
     """Return a picture of each chart; none without matplotlib."""
     if charts and find_spec("matplotlib") is None:
         log.info("no pictures: they take matplotlib, which `pip install matplotlib` brings")
@@ -48,7 +48,7 @@ def as_png(figure: "Figure") -> bytes:
 
 
 def _picture(chart: Chart) -> bytes:
-    figure = new_figure(*_size(chart))
+    figure = new_figure(*_figure_size(chart))
     axes = figure.subplots()
     match chart:
         case Lines():
@@ -60,7 +60,7 @@ def _picture(chart: Chart) -> bytes:
     return as_png(figure)
 
 
-def _size(chart: Chart) -> tuple[float, float]:
+def _figure_size(chart: Chart) -> tuple[float, float]:
     """Return width and height in inches."""
     if isinstance(chart, Matrix):
         rows, columns = len(chart.values), len(chart.values[0])
@@ -81,9 +81,11 @@ def _draw_lines(axes: "Axes", chart: Lines) -> None:
 
 def _draw_matrix(axes: "Axes", chart: Matrix) -> None:
     values = np.array(chart.values, dtype=float)
-    largest = float(np.nanmax(np.abs(values), initial=0.0))
-    is_signed = bool((values < 0).any())
-    low, high = chart.bounds or ((-largest if is_signed else float(values.min())), largest)
+    finite = values[np.isfinite(values)]
+    largest = float(np.abs(finite).max(initial=0.0))
+    is_signed = bool((finite < 0).any())
+    least = -largest if is_signed else float(finite.min(initial=largest))
+    low, high = chart.bounds or (least, largest)
     image = axes.imshow(
         values, cmap="RdBu_r" if is_signed else "viridis", vmin=low, vmax=high, aspect="equal"
     )

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
@@ -19,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.analysis.analysis import Analysis, Subject, spread
-from transfer_cli.analysis.cka import LEAST, cka
-from transfer_cli.assembly.finished_run import open_to_look_into
+from transfer_cli.analysis.analysis import Analysis, Numbers, Subject, evenly_spread
+from transfer_cli.analysis.cka import MIN_VECTORS, cka
+from transfer_cli.assembly.finished_run import open_for_analysis
 from transfer_cli.batch import Batch, real_sequences
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.added import Mergeable, added_parameters, merged_layers
@@ -36,8 +37,6 @@ from transfer_cli.reports.finding import Chart, Finding, FindingTable, Lines, Ma
 from transfer_cli.runs.directory import CHECKPOINTS
 
 Over = Literal["auto", "tokens", "texts"]
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ComparedTokens:
     def states(self, subject: Subject) -> Tensor:
         """Return `[L, N, D]` in float32, on the CPU."""
         parts, begun = list[Tensor](), 0
-        for _, batch, states in _read(subject, self.rows):
+        for _, batch, states in _read_states(subject, self.rows):
             real_N = batch["mask"].flatten().nonzero().squeeze(1)
             first, last = np.searchsorted(self.places, (begun, begun + len(real_N)))
             chosen = torch.from_numpy(self.places[first:last] - begun).to(real_N.device)
@@ -79,7 +78,7 @@ class ComparedTexts:
     def states(self, subject: Subject) -> Tensor:
         """Return `[L, N, D]` in float32, on the CPU."""
         parts, numbers = list[Tensor](), list[Tensor]()
-        for rows, batch, states in _read(subject, _first_rows(subject)[self.examples]):
+        for rows, batch, states in _read_states(subject, _first_rows(subject)[self.examples]):
             mask_ST = batch["mask"].flatten(0, -2)
             there_S = real_sequences(batch) if batch["mask"].dim() > 2 else slice(None)
             vectors = [
@@ -92,47 +91,45 @@ class ComparedTexts:
         return torch.cat(parts, dim=1)[:, torch.cat(numbers).argsort(stable=True)]
 
 
-def choose_compared(
+def choose_items(
     subject: Subject, other: Subject, over: Over, pooling: Pooling, most: int
 ) -> ComparedTokens | ComparedTexts:
     """Return what two models are compared by: at most so many tokens, or texts."""
     # Of so many tokens that are read one is compared, since neighbours say much the same.
     tokens_read = 4
-    rows = subject.rows_of(subject.split, tokens_read * most)
-    are_alike = _read_alike(subject, other, rows)
-    if over == "tokens" and not are_alike:
+    rows = subject.rows_for_tokens(subject.split, tokens_read * most)
+    have_equal_tokens = _have_equal_tokens(subject, other, rows)
+    if over == "tokens" and not have_equal_tokens:
         raise ConfigError(
             "analysis.similarity.over: the two models do not read these texts as the same tokens; "
             "compare texts (analysis.similarity.over=texts)"
         )
-    if are_alike and over != "texts":
-        batches = subject.batches_of(subject.split, rows)
+    if have_equal_tokens and over != "texts":
+        batches = subject.batches_of_rows(subject.split, rows)
         total = sum(int(batch["mask"].sum()) for _, batch in batches)
         drawn = np.random.default_rng(subject.seed).permutation(total)[:most]
         return ComparedTokens(rows, np.sort(drawn))
-    if subject.material.task is None and not are_alike:
+    if subject.material.task is None and not have_equal_tokens:
         raise DataError(
             "data: this is running text, which each of the two models cuts by its own tokens; name "
             "labelled data (data=), or a file of texts (input=)"
         )
-    return ComparedTexts(spread(len(_first_rows(subject)), most), pooling)
+    return ComparedTexts(evenly_spread(len(_first_rows(subject)), most), pooling)
 
 
-def _read(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, list[Tensor]]]:
+def _read_states(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, list[Tensor]]]:
     """Yield numbers, batch and states `[S, T, D]` of some rows."""
-    for numbers, batch in subject.read(subject.split, rows):
+    for numbers, batch in subject.read_batches(subject.split, rows):
         yield numbers, batch, list(Encoding(subject.model, batch).states)
 
 
-def _read_alike(subject: Subject, other: Subject, rows: Numbers) -> bool:
+def _have_equal_tokens(subject: Subject, other: Subject, rows: Numbers) -> bool:
     if len(subject.split.data) != len(other.split.data):
         return False
-    pairs = zip(
-        subject.batches_of(subject.split, rows), other.batches_of(other.split, rows), strict=True
-    )
+    sides = (side.batches_of_rows(side.split, rows) for side in (subject, other))
     return all(
         np.array_equal(one, two) and torch.equal(batch["tokens"], other_batch["tokens"])
-        for (one, batch), (two, other_batch) in pairs
+        for (one, batch), (two, other_batch) in zip(*sides, strict=True)
     )
 
 
@@ -168,20 +165,20 @@ class Similarity(Analysis):
     def __post_init__(self) -> None:
         one_of("over", self.over, get_args(Over), ValueError)
         one_of("pooling", self.pooling, get_args(Pooling), ValueError)
-        at_least("most", self.most, LEAST)
+        at_least("most", self.most, MIN_VECTORS)
 
     def __call__(self, subject: Subject) -> Finding:
         other = subject.other
         if other is None:
             raise ConfigError("other: similarity compares two models; give other=RUN")
-        later = list(_checkpoints(subject)) if self.over_time else []
-        compared = choose_compared(subject, other, self.over, self.pooling, self.most)
+        checkpoints = _checkpoints(subject) if self.over_time else {}
+        compared = choose_items(subject, other, self.over, self.pooling, self.most)
         own_LND, other_MND = compared.states(subject), compared.states(other)
         count = own_LND.shape[1]
-        if count < LEAST:
+        if count < MIN_VECTORS:
             raise DataError(
-                f"data: fewer than {LEAST} tokens or texts say nothing about how alike two models "
-                "are; show them more, by input=FILE or data="
+                f"data: fewer than {MIN_VECTORS} tokens or texts say nothing about how alike two "
+                "models are; show them more, by input=FILE or data="
             )
         # Things for each dimension from which on the plain estimate of CKA is close enough.
         plain_from = 10
@@ -195,27 +192,27 @@ class Similarity(Analysis):
             "split": subject.split.name,
             "count": count,
             "estimate": "debiased" if debiased else "plain",
-            "cka": _plain(matrix),
+            "cka": _as_json(matrix),
             "cosine": _cosines(own_LND, other_MND),
             "moved": [asdict(weights) for weights in moved],
         }
-        for number, step in later:
+        for number, path in sorted(checkpoints.items()):
+            # One at a time is in memory.
+            opened = open_for_analysis(str(path), subject.precision, subject.opened.start.base)
+            step = replace(subject, opened=opened)
             pairs = zip(compared.states(step), other_MND, strict=False)
             same = [cka(one[None], two[None], debiased=debiased).item() for one, two in pairs]
-            totals = (
-                weights for weights in moved_weights(step.model, other.model) if weights.kind == ALL
-            )
+            moved = moved_weights(step.model, other.model)
             data.setdefault("over_time", []).append({
                 "step": number,
-                "cka": _plain(np.array(same)),
-                "moved": {total.group: total.relative for total in totals},
+                "cka": _as_json(np.array(same)),
+                "moved": {total.group: total.relative for total in moved if total.kind == ALL},
             })  # fmt: skip
-        visits = subject.model.backbone.shape.visits
+        visits = subject.model.backbone.shape.block_order
         return _finding(data, ["embeddings", *(f"block.{at}" for at in visits)])
 
 
-def _checkpoints(subject: Subject) -> Iterator[tuple[int, Subject]]:
-    """Yield the step of each checkpoint of the run, and it."""
+def _checkpoints(subject: Subject) -> dict[int, Path]:
     start = subject.opened.start
     folder = start.folder.parent / CHECKPOINTS
     steps = {} if start.published else {
@@ -225,9 +222,7 @@ def _checkpoints(subject: Subject) -> Iterator[tuple[int, Subject]]:
         raise ConfigError(
             f"analysis.similarity.over_time: {subject.opened.path} has no checkpoints of steps"
         )
-    for number, path in sorted(steps.items()):
-        opened = open_to_look_into(str(path), subject.precision, start.base)
-        yield number, replace(subject, opened=opened)
+    return steps
 
 
 def _cosines(own_LND: Tensor, other_MND: Tensor) -> list[float] | None:
@@ -238,7 +233,7 @@ def _cosines(own_LND: Tensor, other_MND: Tensor) -> list[float] | None:
     return [round(float(F.cosine_similarity(*pair, dim=1).mean()), DECIMALS) for pair in pairs]
 
 
-def _plain(values: npt.NDArray[np.float64]) -> Any:
+def _as_json(values: npt.NDArray[np.float64]) -> Any:
     """Return numbers as JSON holds them; None where there is none."""
     rounded = values.round(DECIMALS).astype(object)
     rounded[np.isnan(values)] = None
@@ -254,7 +249,7 @@ def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
     same = [row[at] for at, row in enumerate(matrix) if at < len(row)]
     totals = {entry["group"]: entry["relative"] for entry in data["moved"] if entry["kind"] == ALL}
     rows = [
-        [_layer(at), value, cosines[at] if cosines else None, totals.get(groups[at])]
+        [_layer_name(at), value, cosines[at] if cosines else None, totals.get(groups[at])]
         for at, value in enumerate(same)
     ]
     moved = _percent(totals.get(ALL))
@@ -277,7 +272,7 @@ def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
     if steps := data.get("over_time"):
         by_layer = list(zip(*(step["cka"] for step in steps), strict=True))
         numbers = [step["step"] for step in steps]
-        layers = [_layer(at) for at in range(len(by_layer))]
+        layers = [_layer_name(at) for at in range(len(by_layer))]
         rows = [[str(step["step"]), *step["cka"]] for step in steps]
         title = "CKA with the same layer of the other model"
         tables.append(FindingTable(["step", *layers], rows, title))
@@ -303,7 +298,7 @@ def _finding(data: Mapping[str, Any], groups: Sequence[str]) -> Finding:
     )
 
 
-def _layer(at: int) -> str:
+def _layer_name(at: int) -> str:
     return f"layer {at}" if at else "embeddings"
 
 
@@ -348,16 +343,16 @@ def moved_weights(model: TransferModel, start: TransferModel) -> list[MovedWeigh
     Weights are those that the model computes with: what edits have put beside them is folded in
     where it can be (LoRA), and stands apart, too, as `added`.
     """
-    before = {name: weight for _, name, weight in _effective(start)}
+    before = {name: weight for _, name, weight in _effective_weights(start)}
     added, modules = added_parameters(model), dict(model.named_modules())
     # Parameters, those that are compared, the squared norms of their change and of what they were.
     sums: dict[tuple[str, str], npt.NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
-    for group, name, weight in _effective(model):
-        kind = "added" if name in added else _kind(modules, group, name)
+    for group, name, weight in _effective_weights(model):
+        kind = "added" if name in added else _weight_kind(modules, group, name)
         keys = [(group, ALL), (group, kind)]
         keys += [] if name in added else [(ALL, ALL), (ALL, kind)]
         for key in keys:
-            sums[key] += _change(weight, before.get(name))
+            sums[key] += _change_sums(weight, before.get(name))
     return [
         MovedWeights(*key, int(parameters), int(compared), math.sqrt(change / old) if old else None)
         for key, (parameters, compared, change, old) in sorted(
@@ -366,7 +361,7 @@ def moved_weights(model: TransferModel, start: TransferModel) -> list[MovedWeigh
     ]
 
 
-def _change(weight: Tensor, before: Tensor | None) -> tuple[float, float, float, float]:
+def _change_sums(weight: Tensor, before: Tensor | None) -> tuple[float, float, float, float]:
     if before is None or before.shape != weight.shape:
         return weight.numel(), 0, 0, 0
     now, then = weight.detach().double(), before.detach().double()
@@ -374,7 +369,7 @@ def _change(weight: Tensor, before: Tensor | None) -> tuple[float, float, float,
     return weight.numel(), weight.numel(), change, start
 
 
-def _effective(model: TransferModel) -> Iterator[tuple[str, str, Tensor]]:
+def _effective_weights(model: TransferModel) -> Iterator[tuple[str, str, Tensor]]:
     """Yield group, name and value of each parameter, with what can be folded into it."""
     parameters, layers = dict(model.named_parameters()), merged_layers(model)
     folded: dict[str, nn.Module] = {}
@@ -390,7 +385,7 @@ def _effective(model: TransferModel) -> Iterator[tuple[str, str, Tensor]]:
                 yield group.name, name, parameters[name]
 
 
-def _kind(modules: Mapping[str, nn.Module], group: str, name: str) -> str:
+def _weight_kind(modules: Mapping[str, nn.Module], group: str, name: str) -> str:
     if group.startswith("head."):
         return "head"
     parts = name.split(".")[:-1]

@@ -18,12 +18,12 @@ FEW_STEPS, ENOUGH_STEPS = 50, 80
 
 def advice(plan: Blueprint) -> list[str]:
     """Return what to say of a run before it begins."""
-    return [*_on_warmup(plan), *_on_steps(plan), *_on_texts(plan)]
+    return [*_warmup_advice(plan), *_steps_advice(plan), *_texts_advice(plan)]
 
 
-def _on_warmup(plan: Blueprint) -> Iterator[str]:
+def _warmup_advice(plan: Blueprint) -> Iterator[str]:
     """Say so where a warm-up is as long as what it warms up, and never reaches its rate."""
-    scheduler, lengths = plan.course.lr_scheduler, _lengths(plan)
+    scheduler, lengths = plan.course.lr_scheduler, _stage_lengths(plan)
     parts = [("the run", scheduler.total)]
     if scheduler.per_stage:
         parts = [(f"stage {number}", steps) for number, steps in enumerate(lengths, 1)]
@@ -37,8 +37,8 @@ def _on_warmup(plan: Blueprint) -> Iterator[str]:
             return
 
 
-def _on_steps(plan: Blueprint) -> Iterator[str]:
-    loop, steps, lengths = plan.course.loop, plan.course.sizes.total_steps, _lengths(plan)
+def _steps_advice(plan: Blueprint) -> Iterator[str]:
+    loop, steps, lengths = plan.course.loop, plan.course.sizes.total_steps, _stage_lengths(plan)
     is_labelled, is_counted = plan.data.info["main"].task is not None, loop.steps is not None
     if is_labelled and not is_counted and loop.epochs is not None and steps < FEW_STEPS:
         epochs = math.ceil(loop.epochs * ENOUGH_STEPS / steps)
@@ -54,7 +54,7 @@ def _on_steps(plan: Blueprint) -> Iterator[str]:
         )
 
 
-def _on_texts(plan: Blueprint) -> Iterator[str]:
+def _texts_advice(plan: Blueprint) -> Iterator[str]:
     info, task = plan.data.info, plan.data.info["main"].task
     if task is not None and all(loss.objective.task != task.name for loss in plan.network.losses):
         yield (
@@ -69,5 +69,5 @@ def _on_texts(plan: Blueprint) -> Iterator[str]:
         )
 
 
-def _lengths(plan: Blueprint) -> list[int]:
+def _stage_lengths(plan: Blueprint) -> list[int]:
     return [stage.end - stage.begin for stage in plan.course.stage_plans]

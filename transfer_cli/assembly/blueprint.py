@@ -135,33 +135,28 @@ class Blueprint:
         return self.network.model
 
     @property
-    def at_most(self) -> str:
+    def time_limit_text(self) -> str:
         """In words, how long it may take: `, at most 10 minutes`; empty where time is no bound."""
         minutes = self.course.loop.minutes
         return "" if minutes is None else f", at most {minutes:g} minutes"
 
     @property
-    def remembers(self) -> bool:
+    def carries_memory(self) -> bool:
         """Whether each block of text sees those before it, by states carried between steps."""
-        return remembers(self.model.backbone.shape, self.data)
+        return carries_memory(self.model.backbone.shape, self.data)
 
     @cached_property
-    def left_out(self) -> frozenset[str]:
+    def omitted_weights(self) -> frozenset[str]:
         """The parameters that are not stored with the run, as `init_from` has them."""
         is_apart = self.start.pretrained is not None and self.adaptation.store == "trained"
         return self.network.inherited - self.course.ever_trains if is_apart else frozenset()
 
     @cached_property
-    def training_weights(self) -> frozenset[str]:
+    def training_only_weights(self) -> frozenset[str]:
         """The weights of heads that the finished model does not keep."""
-        heads = frozenset[str]().union(
-            *(loss.objective.training_heads for loss in self.network.losses)
-        )
-        return frozenset(
-            name
-            for name in self.model.state_dict()
-            if name.startswith("heads.") and name.split(".")[1] in heads
-        )
+        heads = (head for loss in self.network.losses for head in loss.objective.training_heads)
+        prefixes = tuple(f"heads.{head}." for head in heads)
+        return frozenset(name for name in self.model.state_dict() if name.startswith(prefixes))
 
     def description(
         self, base: Base | None = None, *, without: Set[str] = frozenset()
@@ -182,7 +177,7 @@ class Blueprint:
         )
 
 
-def remembers(shape: BackboneShape, data: RunData) -> bool:
+def carries_memory(shape: BackboneShape, data: RunData) -> bool:
     """Return whether the states of a block are a memory for the next one."""
     return bool(shape.recurrence) and data.info["main"].task is None
 
@@ -193,7 +188,7 @@ def has_fixed_features(plan: Blueprint) -> bool:
     return (
         len(plan.data.counts) == 1
         and bool(plan.model.heads)
-        and not plan.remembers
+        and not plan.carries_memory
         and plan.network.report is not None
         and all(loss.objective.keeps_tokens for loss in plan.network.losses)
         and not any(name.startswith("backbone.") for name in plan.course.ever_trains)

@@ -13,9 +13,9 @@ from transfer_cli.adaptation.penalties import EWC
 from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained
-from transfer_cli.assembly.losses import Asked
+from transfer_cli.assembly.losses import RequestedLoss
 from transfer_cli.assembly.model import block_length
-from transfer_cli.config.literal import as_typed
+from transfer_cli.config.literal import path_override
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
@@ -30,33 +30,35 @@ from transfer_cli.objectives.base import Loss, loss_key
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
 
-CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
+SOURCE_CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
 
 
-def check_head(start: Pretrained | None, asked: Mapping[str, Asked], chosen: Adaptation) -> None:
+def check_lm_head(
+    start: Pretrained | None, losses: Mapping[str, RequestedLoss], adaptation: Adaptation
+) -> None:
     """Refuse what goes back to a language model where `init_from` has no head of one."""
     shape = None if start is None else start.description.shape
     if start is None or shape is None or not (shape.output_transform or shape.output_bias):
         return  # such a head may be the table of embeddings, and nothing else
     users = {
         loss_key(name): type(loss.objective).__name__
-        for name, loss in asked.items()
+        for name, loss in losses.items()
         if loss.objective.asks_language_model
     }
     # Behind a run there may be one that has it.
-    if isinstance(chosen.penalty, EWC) and start.published is not None:
+    if isinstance(adaptation.penalty, EWC) and start.published is not None:
         users["adaptation.penalty"] = "EWC"
     if not users or any(name.startswith(f"heads.{HEAD}.") for name in start.tensors(values=False)):
         return
-    for key, user in users.items():
-        more, objective = "", "clm" if shape.direction == "causal" else "mlm"
-        if user == "SourceDistillation" and objective == "mlm":
-            more = f" {key}.language_model._target_=transfer_cli.objectives.masked_lm.MaskedLM"
-        raise ConfigError(
-            f"{key}: {user} asks the language model that {start.folder} was, whose head is not "
-            f"there; give it one first: transfer pretrain {as_typed('init_from', start.folder)} "
-            f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
-        )
+    key, user = next(iter(users.items()))
+    more, objective = "", "clm" if shape.direction == "causal" else "mlm"
+    if user == "SourceDistillation" and objective == "mlm":
+        more = f" {key}.language_model._target_=transfer_cli.objectives.masked_lm.MaskedLM"
+    raise ConfigError(
+        f"{key}: {user} asks the language model that {start.folder} was, whose head is not "
+        f"there; give it one first: transfer pretrain {path_override('init_from', start.folder)} "
+        f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
+    )
 
 
 def check_confidence(losses: Sequence[Loss], *, validates: bool) -> None:
@@ -73,8 +75,8 @@ def check_confidence(losses: Sequence[Loss], *, validates: bool) -> None:
             )
         why = "" if validates else "there is no validation split to fit it on"
         if why or loss.name != "main":
-            asked = {"abstain": promised is not None, "calibrate": objective.calibrate is True}
-            keys = {f"{key}.{name}": is_asked for name, is_asked in asked.items()}
+            wants = {"abstain": promised is not None, "calibrate": objective.calibrate is True}
+            keys = {f"{key}.{name}": wanted for name, wanted in wants.items()}
             _refuse(keys, f": {why or 'it is for the main objective'}; leave it out")
 
 
@@ -109,18 +111,18 @@ def check_graphs(
             raise ConfigError(f"loop.cuda_graphs: {reason}; leave loop.cuda_graphs out")
 
 
-def check_source(config: DictConfig, start: Pretrained | None, chosen: Adaptation) -> None:
+def check_source(config: DictConfig, start: Pretrained | None, adaptation: Adaptation) -> None:
     """Refuse what goes back to the text of pretraining where `init_from` brings none along."""
     if start is None or start.published is None or config.source.data is not None:
         return
     uses = {
-        "adaptation.penalty": isinstance(chosen.penalty, EWC),
+        "adaptation.penalty": isinstance(adaptation.penalty, EWC),
         "forgetting.data": config.forgetting.data == "source",
     }
-    _refuse(uses, f": {start.weights} brings no text along; {CURE}")
+    _refuse(uses, f": {start.weights} brings no text along; {SOURCE_CURE}")
 
 
-def check_rows(shape: BackboneShape, config: DictConfig) -> None:
+def check_packed_rows(shape: BackboneShape, config: DictConfig) -> None:
     """Refuse rows of several texts that sparse attention would take for one."""
     if not shape.is_sparse:
         return
@@ -136,17 +138,19 @@ def check_rows(shape: BackboneShape, config: DictConfig) -> None:
     )
 
 
-def is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
+def is_sharded(
+    config: DictConfig, losses: Mapping[str, RequestedLoss], adaptation: Adaptation
+) -> bool:
     """Return whether each process is to hold a part of the model."""
     if config.parallel != "fsdp" or distributed.world_size() == 1:
         return False
     need_whole = {
-        "adaptation.penalty": chosen.penalty is not None,
-        "adaptation.store=merged": chosen.store == "merged",
+        "adaptation.penalty": adaptation.penalty is not None,
+        "adaptation.store=merged": adaptation.store == "merged",
         "forgetting.data": config.forgetting.data is not None,
         **{
             f"{loss_key(name)} ({type(loss.objective).__name__})": loss.objective.needs_whole_model
-            for name, loss in asked.items()
+            for name, loss in losses.items()
         },
     }
     _refuse(
@@ -157,7 +161,7 @@ def is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptatio
     return True
 
 
-def check_memory(model: TransferModel, losses: Sequence[Loss]) -> None:
+def check_recurrence(model: TransferModel, losses: Sequence[Loss]) -> None:
     """Refuse what does not go with a memory of the text before a block."""
     main, *others = losses
     sites = [name for name, _ in model.backbone.blocks.named_modules()]
@@ -184,7 +188,7 @@ def _refuse(table: Mapping[str, object], cure: str, before: str = "") -> None:
             raise ConfigError(f"{before}{what}{cure}")
 
 
-def check_compared(losses: Sequence[Loss], batch: int) -> None:
+def check_contrastive_batch(losses: Sequence[Loss], batch: int) -> None:
     """Refuse steps of one example where the examples of a step are told from each other."""
     if losses[0].objective.compares and batch == 1:
         raise ConfigError(
@@ -193,7 +197,7 @@ def check_compared(losses: Sequence[Loss], batch: int) -> None:
         )
 
 
-def check_stored(store: str, model: TransferModel, losses: Sequence[Loss]) -> None:
+def check_store(store: str, model: TransferModel, losses: Sequence[Loss]) -> None:
     """Refuse ways to store a model that do not fit it."""
     stay = unmergeable_edits(model)
     why = "which cannot take over " + ", ".join(stay.values()) if stay else "and none adds anything"
@@ -222,7 +226,7 @@ def check_average(average: str | None, losses: Sequence[Loss], *, validates: boo
         _refuse(reasons, "; change that, or leave loop.average out", before="loop.average: ")
 
 
-def check_blocks(config: DictConfig, data: RunData, shape: BackboneShape) -> int:
+def checked_block_length(config: DictConfig, data: RunData, shape: BackboneShape) -> int:
     """Return the tokens of each block of running text; refuse data whose steps differ in size."""
     key = "loop.tokens" if config.loop.tokens is not None else "loop.flops"
     if data.info["main"].task is not None or data.info["main"].pairs or len(data.counts) > 1:
@@ -233,7 +237,7 @@ def check_blocks(config: DictConfig, data: RunData, shape: BackboneShape) -> int
     return block_length(config.data.get("length"), shape.positions)
 
 
-def check_bounded_by_time(
+def check_time_limit(
     loop: LoopConfig, stage_plans: Sequence[StagePlan], target_only: str | None
 ) -> None:
     """Refuse `loop.minutes` where parts of the run begin at steps that it might not reach."""

@@ -14,9 +14,9 @@ from transfer_cli.assembly.init_from import (
     Pretrained,
     choose_chat_template,
     choose_tokenizer,
-    usual_lines,
+    default_line_rule,
 )
-from transfer_cli.assembly.losses import Asked, check_task
+from transfer_cli.assembly.losses import RequestedLoss, check_task
 from transfer_cli.assembly.model import block_length, direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
@@ -26,11 +26,18 @@ from transfer_cli.data.corpus import EncodedText, TextBlocks, encode_text
 from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
-from transfer_cli.data.labelled import INPUT, LabelledData, Rest, TaskData, rest_of
+from transfer_cli.data.labelled import INPUT, LabelledData, Rest, TaskData, rest_data
 from transfer_cli.data.sampler import quotas
 from transfer_cli.data.sentence_pairs import pair_text
 from transfer_cli.data.shards import cached_tokenizer
-from transfer_cli.data.split import LineRule, Split, TextContext, TextStats, WeightedSource, some_of
+from transfer_cli.data.split import (
+    LineRule,
+    Split,
+    TextContext,
+    TextStats,
+    WeightedSource,
+    subsample,
+)
 from transfer_cli.data.text import Pairs, TextData, whole_text
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
@@ -38,7 +45,7 @@ from transfer_cli.errors import ConfigError, DataError, at_least, raised_as
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.seeds import derive
-from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
+from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, build_task, rows_by_example
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +54,11 @@ SPLITS = ("train", "validation", "test")
 NoteText = Callable[[Mapping[str, TextSplit]], None]
 """What is told of the splits of a text before they are encoded."""
 
-
 FindTemplate = Callable[[Tokenizer], ChatTemplate | None]
 """Returns how conversations become texts that a tokenizer reads."""
 
 
-def _ignore(splits: Mapping[str, TextSplit]) -> None:
+def _note_nothing(splits: Mapping[str, TextSplit]) -> None:
     """Take no notice of a text."""
 
 
@@ -97,7 +103,7 @@ class StreamSource:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """A data set, encoded: ready to train on and to score.
 
     Args:
@@ -130,11 +136,11 @@ class Prepared:
         train = () if self.task is None else self.splits["train"].encoded.examples
         return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train)
 
-    def encoded(self) -> "Prepared":
+    def encoded(self) -> "PreparedData":
         """Return it as it is."""
         return self
 
-    def of_task(self, task: Task) -> "Prepared":
+    def with_task(self, task: Task) -> "PreparedData":
         """Return the same data, whose answers are scored by another record of their task."""
         splits = {
             name: replace(split, scorer=_scorer(task, split.encoded))
@@ -144,7 +150,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Unencoded:
+class UnencodedData:
     """Labelled data that are read, and encoded when they are needed."""
 
     data: LabelledData
@@ -165,13 +171,13 @@ class Unencoded:
             tokenizer, data_task.labels, task=data_task, train=self.data.splits["train"]
         )
 
-    def encoded(self) -> Prepared:
+    def encoded(self) -> PreparedData:
         """Return it, encoded."""
-        return task(self.data, self.length, self.tokenizer, self.shape)
+        return prepare_task(self.data, self.length, self.tokenizer, self.shape)
 
-    def rest(self, key: str) -> Prepared:
+    def rest(self, key: str) -> PreparedData:
         """Return what its labels leave out, encoded, for the stream of this key."""
-        left = self.origins.labelled(key, rest_of(self.data, key))
+        left = self.origins.check_labelled(key, rest_data(self.data, key))
         return replace(self, data=left).encoded()
 
 
@@ -185,8 +191,8 @@ class RunData:
     """
 
     tokenizer: Tokenizer
-    main: Prepared | Unencoded
-    others: Mapping[str, Prepared]
+    main: PreparedData | UnencodedData
+    others: Mapping[str, PreparedData]
     batches: Mapping[str, int]
     info: Mapping[str, TaskInfo]
     joining: frozenset[str] = frozenset()
@@ -198,7 +204,7 @@ class RunData:
         return {name: part.count for name, part in {"main": self.main, **self.others}.items()}
 
     @property
-    def drawn(self) -> dict[str, int]:
+    def drawn_counts(self) -> dict[str, int]:
         """The examples of the streams of which a step draws one."""
         return {name: count for name, count in self.counts.items() if name not in self.joining}
 
@@ -206,49 +212,49 @@ class RunData:
     def splits(self) -> Set[str]:
         """The names of the splits of the main stream."""
         main = self.main
-        return (main.data if isinstance(main, Unencoded) else main).splits.keys()
+        return (main.data if isinstance(main, UnencodedData) else main).splits.keys()
 
-    def encoded(self) -> dict[str, Prepared]:
+    def encoded(self) -> dict[str, PreparedData]:
         """Return the streams, ready to train on and to score."""
         return {"main": self.main.encoded(), **self.others}
 
 
-def of_run(
+def run_data(
     config: DictConfig,
     command: str,
     shape: BackboneShape,
     start: Pretrained | None,
     origins: Origins,
-    main: Asked,
+    main: RequestedLoss,
 ) -> RunData:
     """Return the data of every stream of a run; labelled data of the main one is not encoded yet.
 
     The main objective decides how labelled data of the main one are written.
     """
     place = DataPlace(config.data_dir, config.seed)
-    main_source = source_of(config.data)
+    main_source = build_source(config.data)
     sources = {
         str(name): _stream_source(node, f"streams.{name}") for name, node in config.streams.items()
     }
-    tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start, shape))
+    tokenizer = origins.check_tokenizer(choose_tokenizer(config.tokenizer, start, shape))
     lines = origins.lines or (None if start is None else start.lines)
     chat: FindTemplate = partial(choose_chat_template, config.tokenizer, start)
-    labels: Unencoded | None = None
-    first: Prepared | Unencoded
+    labels: UnencodedData | None = None
+    first: PreparedData | UnencodedData
     if command == "pretrain":
-        source: TextData = of_kind(main_source, TextData)
-        note = partial(origins.text, "data")
-        read, tokenizer = text(source, place, shape, tokenizer, note=note, lines=lines)
-        first, lines = read, read.lines
+        source: TextData = require_kind(main_source, TextData)
+        note = partial(origins.check_text, "data")
+        first, tokenizer = prepare_text(source, place, shape, tokenizer, note=note, lines=lines)
+        lines = first.lines
     else:
-        labels = _main_labels(
-            of_kind(main_source, TaskData), place, shape, tokenizer, start, origins, main, chat
+        labels = _main_labelled_data(
+            require_kind(main_source, TaskData), place, shape, tokenizer, start, origins, main, chat
         )
         first, tokenizer = labels, labels.tokenizer
         if task_of_data(labels.data).makes_windows:  # how many rows there are shows then
             first = labels.encoded()
     others = {
-        name: stream(name, source, place, tokenizer, shape, origins, labels, lines, chat)
+        name: prepare_stream(name, source, place, tokenizer, shape, origins, labels, lines, chat)
         for name, source in sources.items()
     }
     batch = config.loop.batch
@@ -263,21 +269,21 @@ def of_run(
     )
 
 
-def _main_labels(
+def _main_labelled_data(
     source: TaskData,
     place: DataPlace,
     shape: BackboneShape,
     tokenizer: Tokenizer | TokenizerRecipe,
     start: Pretrained | None,
     origins: Origins,
-    main: Asked,
+    main: RequestedLoss,
     chat: FindTemplate,
-) -> Unencoded:
+) -> UnencodedData:
     """Return labelled data that a run is for, of the task as the main objective has it."""
     if source.kind is not None:  # before it is read: what it lacks would be said in its place
         check_task("main", main, source.kind)
     block_length(source.length, shape.positions)
-    labelled = origins.labelled("data", source.load(place.folder, place.seed))
+    labelled = origins.check_labelled("data", source.load(place.folder, place.seed))
     data_task = main.objective.task_of(
         task_of_data(labelled),
         words=labelled.words,
@@ -287,7 +293,7 @@ def _main_labels(
     tokenizer = task_tokenizer(labelled, tokenizer)
     data_task = data_task.written_by(partial(chat, tokenizer))
     labelled = replace(labelled, task=data_task.as_node())
-    return Unencoded(labelled, source.length, tokenizer, shape, origins)
+    return UnencodedData(labelled, source.length, tokenizer, shape, origins)
 
 
 def _stream_source(node: Any, key: str) -> StreamSource:
@@ -310,20 +316,20 @@ def data_dir_of(earlier: str, now: str, typed: Sequence[str]) -> str:
     return earlier if not is_typed and data_folder(earlier).is_dir() else now
 
 
-def stream(
+def prepare_stream(
     name: str,
     source: StreamSource,
     place: DataPlace,
     tokenizer: Tokenizer,
     shape: BackboneShape,
     origins: Origins,
-    main: Unencoded | None = None,
+    main: UnencodedData | None = None,
     lines: LineRule | None = None,
     chat: FindTemplate = lambda _: None,
-) -> Prepared:
+) -> PreparedData:
     """Return the data of a further stream, encoded for the run's model.
 
-    `main` are the labelled data of the main stream, if it has labels. For `lines` see `text`.
+    `main` are the labelled data of the main stream, if any. For `lines` see `prepare_text`.
     """
     data, key = source.data, f"streams.{name}"
     if isinstance(data, Rest):
@@ -331,16 +337,16 @@ def stream(
             raise ConfigError(f"{key}.data: the main data have no labels, so there is no rest")
         prepared = main.rest(key)
     elif isinstance(data, TaskData):
-        labelled = origins.labelled(key, data.load(place.folder, place.seed))
+        labelled = origins.check_labelled(key, data.load(place.folder, place.seed))
         data_task = task_of_data(labelled).written_by(partial(chat, tokenizer))
-        prepared = task(labelled, data.length, tokenizer, shape, known=data_task)
+        prepared = prepare_task(labelled, data.length, tokenizer, shape, known=data_task)
     else:
-        note = partial(origins.text, key)
-        prepared, _ = text(data, place, shape, tokenizer, note=note, lines=lines)
+        note = partial(origins.check_text, key)
+        prepared, _ = prepare_text(data, place, shape, tokenizer, note=note, lines=lines)
     if source.scored is None:
         return prepared
     fewer = {
-        part: split if part == "train" else some_of(split, source.scored)
+        part: split if part == "train" else subsample(split, source.scored)
         for part, split in prepared.splits.items()
     }
     for portion in fewer.values():
@@ -349,7 +355,7 @@ def stream(
     return replace(prepared, splits=fewer)
 
 
-def source_of(node: Any) -> TextData | TaskData:
+def build_source(node: Any) -> TextData | TaskData:
     """Return the data that a config describes, to train on or to evaluate on."""
     built: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
     if isinstance(built, PairsOfSentences | ClozeTexts):
@@ -361,7 +367,7 @@ def source_of(node: Any) -> TextData | TaskData:
     return source
 
 
-def of_kind(source: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:
+def require_kind(source: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:
     """Return a data source that has to be of the kind that a command works on."""
     if isinstance(source, kind):
         return source
@@ -376,15 +382,15 @@ def of_kind(source: TextData | TaskData, kind: type[TextData] | type[TaskData]) 
     )
 
 
-def text(
+def prepare_text(
     source: TextData,
     place: DataPlace,
     shape: BackboneShape,
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
-    note: NoteText = _ignore,
+    note: NoteText = _note_nothing,
     lines: LineRule | None = None,
-) -> tuple[Prepared, Tokenizer]:
+) -> tuple[PreparedData, Tokenizer]:
     """Return a text, or `only` some of its splits, and the tokenizer that encoded it.
 
     It is in blocks, or in pairs. `lines` is what became of line breaks when the model was trained;
@@ -397,25 +403,27 @@ def text(
             "objective=mlm, or leave it out"
         )
     direction = direction_of(shape)
-    encoded, tokenizer, rule = whole_texts(source, place, direction, tokenizer, only, note, lines)
+    encoded, tokenizer, rule = encode_whole_texts(
+        source, place, direction, tokenizer, only, note, lines
+    )
     if source.pairs is None:
-        return replace(_in_blocks(encoded, tokenizer, length, shape), lines=rule), tokenizer
-    return _in_pairs(encoded, tokenizer, length, source, source.pairs, place.seed), tokenizer
+        return replace(_split_into_blocks(encoded, tokenizer, length, shape), lines=rule), tokenizer
+    return _make_pairs(encoded, tokenizer, length, source, source.pairs, place.seed), tokenizer
 
 
-def whole_texts(
+def encode_whole_texts(
     source: TextData,
     place: DataPlace,
     direction: Direction,
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
-    note: NoteText = _ignore,
+    note: NoteText = _note_nothing,
     lines: LineRule | None = None,
 ) -> tuple[dict[str, EncodedText], Tokenizer, LineRule]:
     """Return splits of a text, each encoded in one piece, with tokenizer and rule for line breaks.
 
     A recipe makes the tokenizer from the training text. `note` is called before it is encoded. For
-    `lines` see `text`.
+    `lines` see `prepare_text`.
     """
     raw = source.splits(place.folder, place.seed, only=only)
     if isinstance(tokenizer, TokenizerRecipe):
@@ -424,7 +432,7 @@ def whole_texts(
     if rule not in ("end", source.lines):  # other parts are held out
         raw = replace(source, lines=rule).splits(place.folder, place.seed, only=only)
     note(raw)
-    return _encoded(raw, tokenizer, place.cache, rule), tokenizer, rule
+    return _encode_splits(raw, tokenizer, place.cache, rule), tokenizer, rule
 
 
 def _line_rule(
@@ -433,7 +441,7 @@ def _line_rule(
     """Return what becomes of the line breaks of a text: what it says, or the model knows."""
     if source.pairs is not None:
         return "end"
-    rule = source.lines or trained or usual_lines(tokenizer, direction)
+    rule = source.lines or trained or default_line_rule(tokenizer, direction)
     if rule == "keep" and not tokenizer.keeps_lines:
         raise ConfigError(
             "data.lines: keep needs a tokenizer that has a token for a line break, and this one "
@@ -445,35 +453,35 @@ def _line_rule(
     return rule
 
 
-def encoded_files(
+def encode_files(
     paths: str,
     cache: Path,
     tokenizer: Tokenizer,
     shape: BackboneShape,
     length: int,
-    note: NoteText = _ignore,
+    note: NoteText = _note_nothing,
     lines: LineRule = "end",
 ) -> Split:
     """Return all of some text files, encoded, to be scored."""
     raw = {"validation": whole_text(paths, "validation")}
     note(raw)
-    encoded = _encoded(raw, tokenizer, cache, lines)
-    return _in_blocks(encoded, tokenizer, length, shape).splits["validation"]
+    encoded = _encode_splits(raw, tokenizer, cache, lines)
+    return _split_into_blocks(encoded, tokenizer, length, shape).splits["validation"]
 
 
-def _encoded(
+def _encode_splits(
     raw: Mapping[str, TextSplit], tokenizer: Tokenizer, cache: Path, rule: LineRule
 ) -> dict[str, EncodedText]:
     return {
-        name: encode_text(raw[name].by_rule(rule), tokenizer, cache)
+        name: encode_text(raw[name].with_rule(rule), tokenizer, cache)
         for name in (*SPLITS, INPUT)
         if name in raw
     }
 
 
-def _in_blocks(
+def _split_into_blocks(
     encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int, shape: BackboneShape
-) -> Prepared:
+) -> PreparedData:
     context = TextContext("blocks", 0, length) if shape.direction == "causal" else None
     if shape.recurrence:
         context = TextContext("memory", shape.recurrence, length)
@@ -494,7 +502,7 @@ def _in_blocks(
             "data.weights: %s of %s blocks of an epoch are from %s, which has %s",
             f"{count:,}", f"{len(blocks['train']):,}", source.name, f"{source.size:,}",
         )  # fmt: skip
-    return Prepared(splits, sources=sources)
+    return PreparedData(splits, sources=sources)
 
 
 def with_context(
@@ -534,14 +542,14 @@ def with_context(
     return replace(split, data=cut, context=context)
 
 
-def _in_pairs(
+def _make_pairs(
     encoded: Mapping[str, EncodedText],
     tokenizer: Tokenizer,
     length: int,
     source: TextData,
     kind: Pairs,
     seed: int,
-) -> Prepared:
+) -> PreparedData:
     """Return splits in pairs: those to score are the same in every run, so that runs compare."""
     splits = {}
     for name, part in encoded.items():
@@ -560,7 +568,7 @@ def _in_pairs(
             ) from error
         log.info("%s: %s", name, pairs.describe())
         splits[name] = Split(name, pairs, unit="pairs", part_of=part.part_of)
-    return Prepared(splits, pairs=kind)
+    return PreparedData(splits, pairs=kind)
 
 
 def task_tokenizer(data: LabelledData, tokenizer: Tokenizer | TokenizerRecipe) -> Tokenizer:
@@ -577,20 +585,20 @@ def task_tokenizer(data: LabelledData, tokenizer: Tokenizer | TokenizerRecipe) -
 
 def task_of_data(data: LabelledData) -> Task:
     """Return what the examples of labelled data are."""
-    data_task = task_of(data.task, data.labels, "data")
+    data_task = build_task(data.task, data.labels, "data")
     if data_task is None:
         raise ConfigError("data: its source names no task, and its examples have no labels")
     return data_task
 
 
-def task(
+def prepare_task(
     data: LabelledData,
     length: int | None,
     tokenizer: Tokenizer,
     shape: BackboneShape,
     only: tuple[str, ...] = SPLITS,
     known: Task | None = None,
-) -> Prepared:
+) -> PreparedData:
     """Return labelled data, of which `only` some splits may be needed, encoded for a model.
 
     The longest example has `length` tokens, by default as many as the model has positions. Where a
@@ -614,15 +622,15 @@ def task(
             unit="examples",
             part_of=data.part_of.get(name),
             num_cut=encoded.num_cut,
-            shown=partial(_shown, data_task, examples),
+            shown=partial(_first_text, data_task, examples),
             column=partial(data.column, name),
             seen=data.seen.get(name, ()),
         )
     train: Any = splits["train"].data if "train" in splits else None
-    return Prepared(splits, data_task, train and train.lengths)
+    return PreparedData(splits, data_task, None if train is None else train.lengths)
 
 
-def _shown(data_task: Task, examples: Sequence[Any], number: int) -> str:
+def _first_text(data_task: Task, examples: Sequence[Any], number: int) -> str:
     return data_task.texts(examples[number])[0]
 
 
@@ -631,4 +639,4 @@ def _scorer(data_task: Task, encoded: Encoded) -> Callable[[Rows], dict[str, flo
 
 
 def _scores(data_task: Task, encoded: Encoded, rows: Rows) -> dict[str, float]:
-    return data_task.scores(encoded, by_example(encoded, rows))
+    return data_task.scores(encoded, rows_by_example(encoded, rows))

@@ -13,78 +13,59 @@ from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
 from transfer_cli.adaptation.edit import Edit
-from transfer_cli.assembly import datasets
+from transfer_cli.assembly import checks, datasets
 from transfer_cli.assembly.blueprint import (
     Blueprint,
     Course,
     Network,
     Sizes,
     StartingPoint,
+    carries_memory,
     has_fixed_features,
-    remembers,
-)
-from transfer_cli.assembly.checks import (
-    check_average,
-    check_blocks,
-    check_bounded_by_time,
-    check_compared,
-    check_confidence,
-    check_head,
-    check_memory,
-    check_residual,
-    check_rows,
-    check_source,
-    check_stored,
-    is_sharded,
 )
 from transfer_cli.assembly.datasets import RunData
-from transfer_cli.assembly.flops_estimate import flops_of_run, of_full_texts
+from transfer_cli.assembly.flops_estimate import flops_of_run, full_text_costs
 from transfer_cli.assembly.init_from import (
     INHERITED,
     Pretrained,
-    in_both_stacks,
+    as_encoder_decoder,
     open_start,
     pick_layers,
-    with_parts,
-    with_rows,
+    tensors_with_parts,
+    with_new_rows,
 )
 from transfer_cli.assembly.losses import (
-    Asked,
+    RequestedLoss,
     bind_losses,
     build_objectives,
     objective_options,
     with_direction,
 )
-from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
+from transfer_cli.assembly.model import apply_edits, build_model, edit_nodes
 from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
+from transfer_cli.assembly.teachers import check_teachers, open_teachers
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.config.check_training import base_lr, check_start
+from transfer_cli.config.check_training import base_lr, check_init_from
 from transfer_cli.config.decided import with_values
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import plain_values
-from transfer_cli.data.mixture import Mixture, mixed_epoch
+from transfer_cli.data.mixture import Mixture, mixture_epoch_steps
 from transfer_cli.data.tokenizer_recipes import is_auto
-from transfer_cli.earlier_runs import LABELLED
+from transfer_cli.earlier_runs import LABELLED_SOURCES
 from transfer_cli.engine import distributed
-from transfer_cli.engine.bf16_products import precision_of
-from transfer_cli.engine.compiling import missing_for, why_eager
+from transfer_cli.engine.bf16_products import command_precision
+from transfer_cli.engine.compiling import missing_compiler, why_eager
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, between, raised_as
 from transfer_cli.lengths import MAX_COUNT, Length
-from transfer_cli.metrics import require
+from transfer_cli.metrics import require_metric
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import BatchNorm
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import (
-    LazyTensors,
-    LoadReport,
-    load_pretrained,
-    without_values,
-)
+from transfer_cli.model.weights import LazyTensors, LoadReport, load_pretrained, without_values
 from transfer_cli.objectives.base import Loss, TaskInfo
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.optim.schedules import LRScheduler, Schedule
@@ -99,7 +80,7 @@ DEPTH = "model.depth"
 """The key of a model that may be typed beside `init_from`: so many of its blocks."""
 
 
-def draw(
+def draw_blueprint(
     config: DictConfig,
     command: str,
     typed: Sequence[str],
@@ -114,45 +95,51 @@ def draw(
     """
     # A minimum is found to more digits than bf16 has.
     exact = config.precision == "auto" and is_solver(config.optimizer)
-    precision = precision_of(command, config.device, "fp32" if exact else config.precision)
+    precision = command_precision(command, config.device, "fp32" if exact else config.precision)
     loop = build(config.loop, "loop", LoopConfig)
-    check_residual(loop, precision)
-    asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
-    sharded = is_sharded(config, asked, adaptation)
-    start = _start(config, command, typed, asked, adaptation, values=device != "meta")
-    shape = with_direction(shape_of(config, start.pretrained, command), asked)
-    check_rows(shape, config)
-    config = with_values(config, _decided(config, start.pretrained, shape, precision))
+    checks.check_residual(loop, precision)
+    requested = build_objectives(config)
+    adaptation = build(config.adaptation, "adaptation", Adaptation)
+    sharded = checks.is_sharded(config, requested, adaptation)
+    start = _starting_point(config, command, typed, requested, adaptation, values=device != "meta")
+    shape = with_direction(choose_shape(config, start.pretrained, command), requested)
+    checks.check_packed_rows(shape, config)
+    config = with_values(config, _decided_values(config, start.pretrained, shape, precision))
     with distributed.main_first():
-        data = datasets.of_run(config, command, shape, start.pretrained, origins, asked["main"])
-    check_reads_alike(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
+        data = datasets.run_data(
+            config, command, shape, start.pretrained, origins, requested["main"]
+        )
+    check_teachers(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
     mixing = build(config.mixing, "mixing", MixingConfig)
-    loop = _in_steps(
+    loop = _with_length_in_steps(
         replace(loop, batch=min(loop.batch, data.counts["main"])), data, shape, config,
-        partial(draw, command=command, typed=typed, origins=origins, device="meta"),
+        partial(draw_blueprint, command=command, typed=typed, origins=origins, device="meta"),
     )  # fmt: skip
-    sizes = sizes_of(data.drawn, loop, mixing, config.seed)
-    losses = _losses(config.objective.get("_target_"), start, data, sizes, asked)
+    sizes = sizes_of(data.drawn_counts, loop, mixing, config.seed)
+    losses = _bound_losses(config.objective.get("_target_"), start, data, sizes, requested)
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)
-        network = _network(model, losses, start, data, nodes, adaptation.edits, config.seed)
-    model.backbone.keep_residual(torch.bfloat16 if loop.bf16_residual else None)
-    check_average(loop.average, losses, validates="validation" in data.splits)
-    check_stored(adaptation.store, network.model, network.losses)
-    if remembers(shape, data):
-        check_memory(network.model, network.losses)
+        network = _build_network(model, losses, start, data, nodes, adaptation.edits, config.seed)
+    model.backbone.set_residual_dtype(torch.bfloat16 if loop.bf16_residual else None)
+    checks.check_average(loop.average, losses, validates="validation" in data.splits)
+    checks.check_store(adaptation.store, network.model, network.losses)
+    if carries_memory(shape, data):
+        checks.check_recurrence(network.model, network.losses)
     if adaptation.penalty is not None:
         adaptation.penalty.check(network.inherited)
-    check_compared(network.losses, loop.batch)
-    kernels = ""
-    if loop.compile == "auto":
-        is_compiled, kernels = _kernels(
-            precision.device, sizes.total_steps, sharded=sharded, varies=not _in_blocks(shape, data)
-        )
-        loop = replace(loop, compile=is_compiled)
-    config = with_values(config, {"loop.compile": loop.compile, **_vocabulary(config, data, start)})
-    course = _course(config, loop, sizes, network, adaptation)
+    checks.check_contrastive_batch(network.losses, loop.batch)
+    loop, kernels = _choose_kernels(
+        loop,
+        precision.device,
+        sizes.total_steps,
+        sharded=sharded,
+        varies=_lengths_vary(shape, data),
+    )
+    config = with_values(
+        config, {"loop.compile": loop.compile, **_decided_vocabulary(config, data, start)}
+    )
+    course = _build_course(config, loop, sizes, network, adaptation)
     decided = _finalize_options(network, course)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(network.model, network.groups, adaptation.layer_scale)
@@ -163,29 +150,30 @@ def draw(
     plan = Blueprint(
         config, adaptation, start, data, network, course, objective, precision, sharded, kernels
     )
-    return _solvable(plan)
+    _check_solver(plan)
+    return plan
 
 
-def _in_steps(
+def _with_length_in_steps(
     loop: LoopConfig,
     data: RunData,
     shape: BackboneShape,
     config: DictConfig,
-    draw_as: Callable[[DictConfig], Blueprint],
+    draw_probe: Callable[[DictConfig], Blueprint],
 ) -> LoopConfig:
     """Return the loop with its length in steps, where that is given in tokens or operations."""
     if not (loop.tokens or loop.flops):
         return loop
-    price: float = check_blocks(config, data, shape)
+    price: float = checks.checked_block_length(config, data, shape)
     if loop.flops:
         short = {"loop.flops": None, "loop.steps": PROBED_STEPS}
-        probe = draw_as(with_values(config, short))
-        of_run = flops_of_run(probe, *of_full_texts(probe, int(price))[:2])
+        probe = draw_probe(with_values(config, short))
+        of_run = flops_of_run(probe, *full_text_costs(probe, int(price))[:2])
         price = of_run / (PROBED_STEPS * probe.course.loop.batch)
-    return replace(loop, steps=steps_by(loop, data.drawn["main"], price))
+    return replace(loop, steps=steps_for_length(loop, data.drawn_counts["main"], price))
 
 
-def steps_by(loop: LoopConfig, blocks: int, price: float) -> int:
+def steps_for_length(loop: LoopConfig, blocks: int, price: float) -> int:
     """Return after how many steps a run has had its tokens, or operations: whole epochs and a rest.
 
     Args:
@@ -199,16 +187,20 @@ def steps_by(loop: LoopConfig, blocks: int, price: float) -> int:
     return max(1, steps)
 
 
-def _kernels(device: torch.device, steps: int, *, sharded: bool, varies: bool) -> tuple[bool, str]:
-    """Return whether passes are compiled with `loop.compile=auto`, and on a GPU what is said."""
+def _choose_kernels(
+    loop: LoopConfig, device: torch.device, steps: int, *, sharded: bool, varies: bool
+) -> tuple[LoopConfig, str]:
+    """Return the loop with `loop.compile=auto` decided, and on a GPU a text that says how."""
+    if loop.compile != "auto":
+        return loop, ""
     eager = why_eager(
-        device, missing_for(device), lengths_vary=varies, sharded=sharded, steps=steps
+        device, missing_compiler(device), lengths_vary=varies, sharded=sharded, steps=steps
     )
-    said = f"{f'eager, as {eager}' if eager else 'compiled'} (loop.compile=auto)"
-    return not eager, said if device.type == "cuda" else ""
+    text = f"{f'eager, as {eager}' if eager else 'compiled'} (loop.compile=auto)"
+    return replace(loop, compile=not eager), text if device.type == "cuda" else ""
 
 
-def _vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:
+def _decided_vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:
     """Return the size of the vocabulary as a value of its key, where `auto` asks for one."""
     if config.tokenizer is None or not is_auto(config.tokenizer.get("size")):
         return {}
@@ -221,23 +213,27 @@ def _vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict
     return {"tokenizer.size": size}
 
 
-def _losses(
-    kind: str | None, origin: StartingPoint, data: RunData, sizes: Sizes, asked: Mapping[str, Asked]
+def _bound_losses(
+    kind: str | None,
+    origin: StartingPoint,
+    data: RunData,
+    sizes: Sizes,
+    requested: Mapping[str, RequestedLoss],
 ) -> list[Loss]:
     """Return the losses, told of their data; a main one of the `kind` of before goes on as it."""
     start = origin.pretrained
     if start is not None and origin.tensors is not None:
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == kind:
-            asked["main"].objective.inherit_options(described.objective)
+            requested["main"].objective.inherit_options(described.objective)
     losses = bind_losses(
-        asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
+        requested, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
-    check_confidence(losses, validates="validation" in data.splits)
+    checks.check_confidence(losses, validates="validation" in data.splits)
     return losses
 
 
-def _course(
+def _build_course(
     config: DictConfig, loop: LoopConfig, sizes: Sizes, network: Network, adaptation: Adaptation
 ) -> Course:
     lr_scheduler = LRScheduler(
@@ -246,10 +242,11 @@ def _course(
         sizes.total_steps,
         per_stage=adaptation.schedule_per == "stage",
     )
-    asked, metrics = loop.monitor, network.metrics
-    monitor = None if asked == "auto" else require(asked, metrics, "loop.monitor")
+    monitor = None
+    if loop.monitor != "auto":
+        monitor = require_metric(loop.monitor, network.metrics, "loop.monitor")
     stages = adaptation.plan_stages(network.groups, sizes.total_steps, sizes.steps_per_epoch)
-    check_bounded_by_time(loop, stages, config.mixing.target_only)
+    checks.check_time_limit(loop, stages, config.mixing.target_only)
     if network.report is not None:
         check_fresh(network.fresh, stages)
     return Course(loop, sizes, lr_scheduler, stages, monitor)
@@ -264,17 +261,17 @@ def _finalize_options(network: Network, course: Course) -> dict[str, Any]:
     return main
 
 
-def _in_blocks(shape: BackboneShape, data: RunData) -> bool:
-    """Return whether batches are blocks of one text, each read alone: full ones are alike."""
+def _lengths_vary(shape: BackboneShape, data: RunData) -> bool:
+    """Return whether full batches may differ: only blocks of one text, read alone, are alike."""
     main = data.info["main"]
-    apart = main.task is None and main.pairs is None and not remembers(shape, data)
-    return apart and len(data.counts) == 1
+    is_text = main.task is None and main.pairs is None and len(data.counts) == 1
+    return not is_text or carries_memory(shape, data)
 
 
-def _solvable(plan: Blueprint) -> Blueprint:
-    """Return the plan, if the loss of an optimizer that solves is the same at each evaluation."""
+def _check_solver(plan: Blueprint) -> None:
+    """Refuse an optimizer that solves where the loss is another at each evaluation."""
     if not is_solver(plan.config.optimizer):
-        return plan
+        return
     count, strengths = plan.data.counts["main"], plan.config.optimizer.get("weight_decay")
     random = [
         part
@@ -294,23 +291,22 @@ def _solvable(plan: Blueprint) -> Blueprint:
         "each step is a solution of its own (loop.average=null)": plan.course.loop.average,
     }
     if isinstance(strengths, ListConfig) and plan.course.sizes.total_steps < len(strengths):
-        text = f"a step is for one of {len(strengths)} weight decays (loop.steps={len(strengths)})"
-        problems[text] = True
+        problem = f"a step is for one of {len(strengths)} weight decays"
+        problems[f"{problem} (loop.steps={len(strengths)})"] = True
     reasons = [problem for problem, holds in problems.items() if holds]
     if reasons:
         raise ConfigError(
             f"optimizer: L-BFGS needs the same loss at each evaluation, but {'; '.join(reasons)}; "
             "experiment=quick sets all of this, or take optimizer=adamw"
         )
-    return plan
 
 
-def _start(
+def _starting_point(
     config: DictConfig,
     command: str,
     typed: Sequence[str],
-    asked: Mapping[str, Asked],
-    chosen: Adaptation,
+    requested: Mapping[str, RequestedLoss],
+    adaptation: Adaptation,
     *,
     values: bool,
 ) -> StartingPoint:
@@ -324,21 +320,20 @@ def _start(
             start, None if layers is None else list(layers), config.model.depth if asks else None
         )
     if start is not None:
-        start = in_both_stacks(start, asked["main"].objective)
-        elsewhere = start.in_both or start.layers is not None
-        if elsewhere and chosen.store == "trained":
+        start = as_encoder_decoder(start, requested["main"].objective)
+        if (start.in_both or start.layers is not None) and adaptation.store == "trained":
             raise ConfigError(
                 "adaptation.store: trained leaves weights where init_from has them, and a model "
                 "of its blocks has them at other places; take adaptation.store=all"
             )
-    teachers = meet_teachers(asked)
+    teachers = open_teachers(requested)
     tensors = None
-    if _inherits(config, start, asked, chosen) and start is not None:
-        tensors = with_parts(start, asked["main"].objective, values=values)
+    if _inherits_weights(config, start, requested, adaptation) and start is not None:
+        tensors = tensors_with_parts(start, requested["main"].objective, values=values)
     return StartingPoint(start, tensors, teachers)
 
 
-def _decided(
+def _decided_values(
     config: DictConfig, start: Pretrained | None, shape: BackboneShape, precision: Precision
 ) -> dict[str, Any]:
     """Return the values of keys of which a config leaves open what they come to.
@@ -352,16 +347,19 @@ def _decided(
     }
     if start is not None and start.layers is not None:
         decided["student.layers"] = list(start.layers)  # a resume types nothing of it
-    values = dict(flat(plain_values(config)))
+    values = dict(flat_items(plain_values(config)))
     for key, value in values.items():
-        if isinstance(value, str) and value in LABELLED:
-            drawn = f"{key.rpartition('.')[0]}.duplicates"
-            decided[drawn] = values.get(drawn, "together")
+        if isinstance(value, str) and value in LABELLED_SOURCES:
+            option = f"{key.rpartition('.')[0]}.duplicates"
+            decided[option] = values.get(option, "together")
     return decided
 
 
-def _inherits(
-    config: DictConfig, start: Pretrained | None, asked: Mapping[str, Asked], adaptation: Adaptation
+def _inherits_weights(
+    config: DictConfig,
+    start: Pretrained | None,
+    requested: Mapping[str, RequestedLoss],
+    adaptation: Adaptation,
 ) -> bool:
     """Return whether the run begins with the weights of `init_from`."""
     inherits = start is not None and config.get("init", "pretrained") == "pretrained"
@@ -370,17 +368,17 @@ def _inherits(
             "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
             "without init=scratch, or leave it out"
         )
-    check_head(start if inherits else None, asked, adaptation)
-    check_source(config, start if inherits else None, adaptation)
+    checks.check_lm_head(start if inherits else None, requested, adaptation)
+    checks.check_source(config, start if inherits else None, adaptation)
     return inherits
 
 
-def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
+def choose_shape(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
     """Return the model's shape: that of `init_from`, else the config's own."""
     if start is not None:
         return start.description.shape
     if command != "pretrain":
-        check_start(config.init_from, config.init)
+        check_init_from(config.init_from, config.init)
     for key, example in (("model", "tiny"), ("tokenizer", "wordpiece")):
         if config[key] is None or config[key].get(TARGET) == INHERITED:
             raise ConfigError(
@@ -396,7 +394,7 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
     if len(counts) == 1:
         return Sizes(epoch, total_steps_of(loop, epoch), None)
     with raised_as(ConfigError, "mixing: "):
-        epoch = mixed_epoch(counts, epoch, power=mixing.power, anneal=mixing.anneal)
+        epoch = mixture_epoch_steps(counts, epoch, power=mixing.power, anneal=mixing.anneal)
         total = total_steps_of(loop, epoch)
         alone = Length.parse(mixing.target_only) if mixing.target_only else None
         mixture = Mixture(
@@ -411,7 +409,7 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
     return Sizes(epoch, total, mixture)
 
 
-def _of_these_labels(
+def _without_other_heads(
     tensors: Mapping[str, Tensor], start: Pretrained, info: Mapping[str, TaskInfo]
 ) -> Mapping[str, Tensor]:
     """Leave out heads of other labels: that their shape fits by chance means nothing.
@@ -440,7 +438,7 @@ def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
     return steps
 
 
-def _network(
+def _build_network(
     model: TransferModel,
     losses: list[Loss],
     origin: StartingPoint,
@@ -449,16 +447,16 @@ def _network(
     edits: Mapping[str, Edit],
     seed: int,
 ) -> Network:
-    start, tensors, before = origin.pretrained, origin.tensors, dict[str, Any]()
-    report, drawn = None, frozenset[str]()
+    start, tensors, earlier_nodes = origin.pretrained, origin.tensors, dict[str, Any]()
+    report, unfilled = None, frozenset[str]()
     if start is not None and tensors is not None:
         # What an earlier run added belongs to what it hands on.
-        before = dict(start.description.edits)
-        make_edits(model, before, data.tokenizer)
-        fitting = _of_these_labels(tensors, start, data.info)
-        fitting, grown = with_rows(fitting, start.tokenizer, data.tokenizer, seed)
-        drawn = start.fresh_in(model)
-        report = load_pretrained(model, fitting, start.weights, drawn)
+        earlier_nodes = dict(start.description.edits)
+        apply_edits(model, earlier_nodes, data.tokenizer)
+        fitting = _without_other_heads(tensors, start, data.info)
+        fitting, grown = with_new_rows(fitting, start.tokenizer, data.tokenizer, seed)
+        unfilled = start.fresh_names(model)
+        report = load_pretrained(model, fitting, start.weights, unfilled)
         # A table with new rows is no longer that of the model that this one starts from.
         loaded = tuple(name for name in report.loaded if name not in grown)
         unread = start.published.dropped if start.published else ()
@@ -467,13 +465,15 @@ def _network(
         report = LoadReport(loaded, tuple(sorted(new)), tuple(sorted(dropped)))
     torch.manual_seed(derive(seed, "edits"))
     # Nodes of an earlier version may lack options that it did not have.
-    made = {name: build(node, f"adaptation.edits.{name}", Edit) for name, node in before.items()}
-    further = {
+    earlier_edits = {
+        name: build(node, f"adaptation.edits.{name}", Edit) for name, node in earlier_nodes.items()
+    }
+    new_nodes = {
         name: node
         for name, node in nodes.items()
-        if before.get(name) != node and made.get(name) != edits[name]
+        if earlier_nodes.get(name) != node and earlier_edits.get(name) != edits[name]
     }
-    fresh, structure = make_edits(model, further, data.tokenizer, edits)
+    fresh, structure = apply_edits(model, new_nodes, data.tokenizer, edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
-    return Network(model, losses, before | structure, inherited, fresh | drawn, report)
+    return Network(model, losses, earlier_nodes | structure, inherited, fresh | unfilled, report)

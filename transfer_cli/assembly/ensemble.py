@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.assembly.finished_run import Trained
+from transfer_cli.assembly.finished_run import TrainedModel
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.batch import shard
 from transfer_cli.config.build import TARGET, build
@@ -23,19 +23,21 @@ from transfer_cli.data.encoded_task import (
 from transfer_cli.data.labelled import Submission, TaskData
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluation import batch_of, predictions, row_by_row
+from transfer_cli.engine.evaluation import inference_batch_size, predictions, values_by_row
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.progress import More
-from transfer_cli.tasks.base import EMPTY, UNKNOWN, WARNING, Answer, Task, by_example
+from transfer_cli.progress import Advance
+from transfer_cli.tasks.base import EMPTY, UNKNOWN, WARNING, Answer, Task, rows_by_example
 
 
 class Ensemble:
     """Runs that answer examples together, on however many processes there are."""
 
-    def __init__(self, runs: Iterable[Trained], precision: Precision, batch: int | str) -> None:
+    def __init__(
+        self, runs: Iterable[TrainedModel], precision: Precision, batch: int | str
+    ) -> None:
         self._precision = precision
-        self._runs: list[tuple[Trained, Task]] = []
+        self._runs: list[tuple[TrainedModel, Task]] = []
         for trained in runs:
             task = trained.start.task
             if task is None:
@@ -45,7 +47,8 @@ class Ensemble:
                 )
             self._runs.append((trained, task))
         self.batch = min(
-            batch_of(batch, trained.model, precision.device) for trained, _ in self._runs
+            inference_batch_size(batch, trained.model, precision.device)
+            for trained, _ in self._runs
         )
         self.task = self._runs[0][1]
         for trained, task in self._runs[1:]:
@@ -77,7 +80,7 @@ class Ensemble:
 
     @property
     def training_labels(self) -> tuple[Mapping[str, int], int]:
-        """How many training examples of the first run have each label; see `Trained`."""
+        """How many training examples of the first run have each label; see `TrainedModel`."""
         return self._runs[0][0].training_labels
 
     @property
@@ -97,11 +100,13 @@ class Ensemble:
             parts.append(f"{weights} {task.labels} {trained.length} {read_as}")
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
 
-    def together(self, examples: Sequence[Any], more: More = lambda _: None) -> list[Answer | None]:
+    def answers(
+        self, examples: Sequence[Any], advance: Advance = lambda _: None
+    ) -> list[Answer | None]:
         """Return the answer to each example; None where the numbers in it are not finite.
 
-        Each process calls this with the same examples, and does a part of them. `more` is told how
-        many answers of a run have been found meanwhile.
+        Each process calls this with the same examples, and does a part of them. `advance` is told
+        how many answers of a run have been found meanwhile.
         """
         # Every process has examples of all lengths, so none waits long for the others.
         by_length = np.argsort(
@@ -110,10 +115,10 @@ class Ensemble:
         world = distributed.world_size()
         parts = [shard(by_length, rank, world) for rank in range(world)]
         local_examples = [examples[number] for number in parts[distributed.rank()]]
-        groups = [self._runs] if self._writes_together else [[run] for run in self._runs]
+        groups = [self._runs] if self._decodes_jointly else [[run] for run in self._runs]
         tasks = [group[0][1] for group in groups]
         group_answers, cuts, known = zip(
-            *(self._answers(local_examples, group, more) for group in groups), strict=True
+            *(self._local_answers(local_examples, group, advance) for group in groups), strict=True
         )
         combined = [
             None if None in votes else self.task.combine(list(zip(tasks, votes, strict=True)))
@@ -136,14 +141,14 @@ class Ensemble:
         return answers
 
     @property
-    def _writes_together(self) -> bool:
+    def _decodes_jointly(self) -> bool:
         """Whether the runs choose each token of a text together, not each its own answer."""
         return len(self._runs) > 1 and self._runs[0][0].objective.search is not None
 
     def _check_tokens(self) -> None:
         """Refuse runs that write other tokens."""
         first, *others = (trained for trained, _ in self._runs)
-        for other in others if self._writes_together else ():
+        for other in others if self._decodes_jointly else ():
             if other.start.tokenizer.hash != first.start.tokenizer.hash:
                 raise CheckpointError(
                     f"run: {other.path} writes other tokens than {first.path}, and each token is "
@@ -165,15 +170,15 @@ class Ensemble:
             return EMPTY
         return None if all(known) else UNKNOWN
 
-    def say_cuts(self) -> None:
+    def warn_of_texts(self) -> None:
         """Say how many examples were empty, not known, or too long for a run."""
         warn_of_empty(self._num_empty, self._num_texts)
         warn_of_unknown(self._num_unknown, self._num_texts)
         for (trained, task), num_cut in zip(self._runs, self._num_cut, strict=True):
             warn_of_cuts(num_cut, self._num_texts, *task.kept(trained.length))
 
-    def _answers(
-        self, examples: Sequence[Any], runs: Sequence[tuple[Trained, Task]], more: More
+    def _local_answers(
+        self, examples: Sequence[Any], runs: Sequence[tuple[TrainedModel, Task]], advance: Advance
     ) -> tuple[list[Answer | None], list[int], Sequence[bool]]:
         """Return answers, how many examples were cut, and whether any token is known.
 
@@ -206,18 +211,18 @@ class Ensemble:
         wrong: set[int] = set()
         begun: set[int] = set()  # a long example is several rows, and one answer
         for indices, outputs in batches:
-            rows |= zip(map(int, indices), row_by_row(outputs, len(indices)), strict=True)
+            rows |= zip(map(int, indices), values_by_row(outputs, len(indices)), strict=True)
             fresh = {*data.example_of[indices].tolist()} - begun
             begun |= fresh
-            more(len(fresh) * len(runs) * distributed.world_size())  # the others have as many
+            advance(len(fresh) * len(runs) * distributed.world_size())  # the others have as many
             for value in outputs.values():
                 # Not infinity: it can stand for what is ruled out.
                 is_nan_B = value.isnan().reshape(len(indices), -1).any(1).numpy()
                 wrong.update(data.example_of[indices[is_nan_B]].tolist())
-        apart = by_example(data, rows)
+        apart = rows_by_example(data, rows)
         known: Sequence[bool] = [True] * len(examples)
         if isinstance(data, EncodedRows):
-            known = data.knows(trained.start.tokenizer.special).tolist()
+            known = data.has_known_tokens(trained.start.tokenizer.special).tolist()
         return [
             None if at in wrong else task.answer(data, at, apart[at]) for at in range(len(examples))
         ], [encoded.num_cut for encoded in (data, *others)], known  # fmt: skip
@@ -228,8 +233,8 @@ def _as_json(answers: Sequence[Answer | None], num_cut: Sequence[int]) -> str:
     try:
         return json.dumps([answers, num_cut], allow_nan=False)
     except ValueError:
-        kept = [answer if _is_finite(answer) else None for answer in answers]
-        return json.dumps([kept, num_cut])
+        finite = [answer if _is_finite(answer) else None for answer in answers]
+        return json.dumps([finite, num_cut])
 
 
 def _is_finite(answer: Answer | None) -> bool:

@@ -1,13 +1,14 @@
 """What a model is exported as: the one answer of `plan`, of a run's first lines and of `export`."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.init_from import drop_training_heads
-from transfer_cli.assembly.model import build_model, make_edits
+from transfer_cli.assembly.model import apply_edits, build_model
 from transfer_cli.config.build import build
 from transfer_cli.data.chat_template import ChatTemplate
 from transfer_cli.data.tokenizer import Tokenizer
@@ -15,7 +16,7 @@ from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.family import SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.onnx_modules import graph_of
 from transfer_cli.interop.targets import GRAPHS, Ours, Texts, target_of
-from transfer_cli.model.added import added_parameters, lasting_parameters
+from transfer_cli.model.added import added_parameters, unmerged_parameters
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription
@@ -27,7 +28,7 @@ from transfer_cli.tasks.base import Task
 POOLER_HEAD = f"heads.{POOLER}."
 
 
-def exports_as(plan: Blueprint) -> str:
+def export_description(plan: Blueprint) -> str:
     """Return in words what `transfer export` will make of a finished run, or why it will not."""
     description, tokenizer = plan.description(), plan.data.tokenizer
     task = plan.data.info["main"].task
@@ -38,24 +39,25 @@ def exports_as(plan: Blueprint) -> str:
             description.shape, description.vocabulary, [Loss("main", objective)], seed=0
         )
         drop_training_heads(model, objective)
-        make_edits(model, description.edits, tokenizer)
-        try:
+        apply_edits(model, description.edits, tokenizer)
+        graph = ""
+        with suppress(ConfigError):
             graph_of(model, objective)
             graph = ", or format=onnx"
-        except ConfigError:
-            graph = ""
-        gone = plan.training_weights | model.state_dict().keys()
+        gone = plan.training_only_weights | model.state_dict().keys()
         tensors = plan.model.state_dict().items()
         heads = {n: t for n, t in tensors if n.startswith("heads.") and n not in gone}
         try:
-            target = target_of(ours_of(description, tokenizer, task, model, heads, head=True))
+            target = target_of(
+                exportable_model(description, tokenizer, task, model, heads, head=True)
+            )
         except CheckpointError as error:
             reason = str(error).removeprefix("run: ").removesuffix(GRAPHS)
             return f"{'format=onnx' if graph else 'not as it is'}; {reason}"
     return target.describe() + graph
 
 
-def ours_of(
+def exportable_model(
     description: ModelDescription,
     tokenizer: Tokenizer,
     task: Task | None,
@@ -84,21 +86,21 @@ def ours_of(
     # A tied output reads the table, too, and there nothing was added.
     reads_table = head and (task is None or description.shape.has_encoder)
     if new_rows is not None and not reads_table:
-        table.weight = torch.nn.Parameter(new_rows.added_to(table.weight))
+        table.weight = torch.nn.Parameter(new_rows.with_offsets(table.weight))
         model.backbone.new_rows = None
-    lasting = lasting_parameters(model)
+    lasting = unmerged_parameters(model)
     merged = added_parameters(model).keys() - lasting.keys()
     tensors = {n: tensor.detach() for n, tensor in model.state_dict().items() if n not in merged}
+    tensors |= heads or {}
     if classifier is not None and not classifier.pooler:  # which then nothing reads
-        heads = {n: tensor for n, tensor in (heads or {}).items() if not n.startswith(POOLER_HEAD)}
         tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(POOLER_HEAD)}
     return Ours(
         shape=description.shape,
-        tensors=in_units({**tensors, **(heads or {})}, classifier, task),
+        tensors=scaled_to_units(tensors, classifier, task),
         tokenizer=tokenizer,
         head=kind,
         classifier=classifier,
-        texts=texts or _texts_of(description, task),
+        texts=texts or _text_kind(description, task),
         length=length,
         labels=labels,
         added=lasting,
@@ -107,7 +109,7 @@ def ours_of(
     )
 
 
-def _texts_of(description: ModelDescription, task: Task | None) -> Texts:
+def _text_kind(description: ModelDescription, task: Task | None) -> Texts:
     if task is not None and task.chat_template is not None:
         return "published"  # its template writes all special tokens
     if task is not None or description.pairs:
@@ -117,14 +119,14 @@ def _texts_of(description: ModelDescription, task: Task | None) -> Texts:
     return "published" if is_causal and description.lines in ("keep", "join") else "lines"
 
 
-def in_units(
+def scaled_to_units(
     tensors: Mapping[str, Tensor], objective: Objective | None, task: Task | None
 ) -> dict[str, Tensor]:
     """Return tensors whose head answers in the units of the data, and as sure as the run is.
 
     Others know no mean to add, and no temperature.
     """
-    scaled, (mean, scale) = dict(tensors), unit_of(objective, task)
+    scaled, (mean, scale) = dict(tensors), unit_mean_and_scale(objective, task)
     layer = "heads.tags" if "heads.tags.weight" in scaled else "heads.class.linear"
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     # On the meta device a product would import torch's compiler.
@@ -133,7 +135,7 @@ def in_units(
     return scaled
 
 
-def unit_of(objective: Objective | None, task: Task | None) -> tuple[float, float]:
+def unit_mean_and_scale(objective: Objective | None, task: Task | None) -> tuple[float, float]:
     """Return what is added to outputs for that, and what they are multiplied by before."""
     mean, scale = (
         objective.unit_of(task) if isinstance(objective, SequenceObjective) else (0.0, 1.0)
@@ -148,9 +150,9 @@ def published_head(
 
     Of a model that answers without one there is neither.
     """
+    objective: Objective = build(description.objective, "objective", Objective)
     if task is None or description.shape.has_encoder:
-        trained: Objective = build(description.objective, "objective", Objective)
-        return trained.published_as, None
+        return objective.published_as, None
     kind = task.export_head
     if kind == "":
         return None, None
@@ -159,7 +161,6 @@ def published_head(
             f"run: it was trained for {task.name}, which no published head is for; "
             "head=false writes the backbone alone"
         )
-    objective: Objective = build(description.objective, "objective", Objective)
     if isinstance(objective, SequenceObjective) and task.head != HEAD:
         return kind, objective
     if kind == SEQUENCE_CLASSIFICATION:

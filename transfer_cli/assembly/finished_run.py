@@ -8,16 +8,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from transfer_cli.assembly.init_from import Pretrained, open_to_answer, with_parts
+from transfer_cli.assembly.init_from import Pretrained, open_for_inference, tensors_with_parts
 from transfer_cli.assembly.model import block_length
 from transfer_cli.config.build import build
-from transfer_cli.config.literal import as_typed
-from transfer_cli.config.models import place_of
+from transfer_cli.config.literal import path_override
+from transfer_cli.config.models import expand_short_name
 from transfer_cli.config.stored import read_stored
-from transfer_cli.data.wanted import Wanted, typed
+from transfer_cli.data.wanted import Wanted, parse_columns
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.interop.graph_folder import is_graph
+from transfer_cli.interop.graph_folder import is_graph_folder
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -25,12 +25,12 @@ from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.runs.directory import HUB, RunDirectory
 from transfer_cli.runs.results import Results
-from transfer_cli.runs.untrusted import mapping
+from transfer_cli.runs.untrusted import nested_mapping
 from transfer_cli.safe_files import UnreadableError
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """A model to look into, with or without a head.
 
     Args:
@@ -52,10 +52,10 @@ class Opened:
         """The columns that were typed for the table that it was trained on, if that is one."""
         data = self.config.data
         join = data.get("join") or "space"
-        return typed(data.get("text"), data.get("pair"), data.get("label"), join)
+        return parse_columns(data.get("text"), data.get("pair"), data.get("label"), join)
 
 
-def check_one_stack(opened: Opened) -> None:
+def check_one_stack(opened: OpenedModel) -> None:
     """Refuse an encoder-decoder, for what looks into one stack of blocks."""
     if opened.start.description.shape.has_encoder:
         raise ConfigError(
@@ -65,7 +65,7 @@ def check_one_stack(opened: Opened) -> None:
 
 
 @dataclass(frozen=True)
-class Trained(Opened):
+class TrainedModel(OpenedModel):
     """A model with the head of what it was trained for."""
 
     objective: Objective
@@ -80,17 +80,14 @@ class Trained(Opened):
             results = Results.read(RunDirectory(self.start.folder.parent).results)
         except (OSError, UnreadableError):
             return {}, 0
-        counts = mapping(dict(results.more), "training_labels")
+        counts = nested_mapping(dict(results.more), "training_labels")
         known = {label: count for label, count in counts.items() if type(count) is int}
         return known, results.examples.get("train", 0)
 
 
 def open_trained(
-    path: str,
-    precision: Precision,
-    base: str | None = None,
-    beams: Mapping[str, Any] | None = None,
-) -> Trained:
+    path: str, precision: Precision, base: str | None = None, beams: Mapping[str, Any] | None = None
+) -> TrainedModel:
     """Return the run at `path`, on the device.
 
     Args:
@@ -100,34 +97,36 @@ def open_trained(
         beams: How it looks for the texts that it writes, where not as its objective says.
     """
     place = Path(path).expanduser()
-    if not (place_of(path).startswith(HUB) or is_published(place) or is_graph(place)):
+    if not (
+        expand_short_name(path).startswith(HUB) or is_published(place) or is_graph_folder(place)
+    ):
         run = RunDirectory.open(RunDirectory.folder_of(place), "run")
         if run.path == place and not (run.model / WEIGHTS).exists():
             raise CheckpointError(
                 f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
-                f"{as_typed('resume', run.path)}"
+                f"{path_override('resume', run.path)}"
             )
-    start = open_to_answer(path, key="run", base=base)
+    start = open_for_inference(path, key="run", base=base)
     if beams:
-        start = _searching(start, path, beams)
-    planned, objective = objective_of(start), objective_of(start)
+        start = _with_search(start, path, beams)
+    planned, objective = bound_objective(start), bound_objective(start)
     if start.graph is not None:
         if not start.graph.has_head:
             raise CheckpointError(
                 f"run: {path} is an ONNX graph without a head, which answers nothing (embed takes "
                 "it); export the run with head=true"
             )
-        return Trained(**vars(_placed(path, start, objective, {}, precision)))
-    tensors = with_parts(start, planned)
+        return TrainedModel(**vars(_load_on_device(path, start, objective, {}, precision)))
+    tensors = tensors_with_parts(start, planned)
     with without_weights():  # a head of absurd size is refused before there is one
         load_trained(start, planned, tensors)
-    return Trained(**vars(_placed(path, start, objective, tensors, precision)))
+    return TrainedModel(**vars(_load_on_device(path, start, objective, tensors, precision)))
 
 
-def _searching(start: Pretrained, path: str, beams: Mapping[str, Any]) -> Pretrained:
+def _with_search(start: Pretrained, path: str, beams: Mapping[str, Any]) -> Pretrained:
     """Return a start that is opened as what looks for texts in another way."""
     described, key = start.description, min(beams)
-    if objective_of(start).search is None:
+    if bound_objective(start).search is None:
         raise ConfigError(f"{key}: {path} writes no texts; this is for runs that do (text to text)")
     node = {**described.objective, **beams}
     if node.get("beams", 1) == 1 and beams.keys() - {"beams"}:
@@ -135,43 +134,43 @@ def _searching(start: Pretrained, path: str, beams: Mapping[str, Any]) -> Pretra
     return replace(start, description=replace(described, objective=node))
 
 
-def open_to_look_into(
+def open_for_analysis(
     path: str, precision: Precision, base: str | None = None, key: str = "run"
-) -> Opened:
+) -> OpenedModel:
     """Return the model at `path`, on the device; a published one may lack its head.
 
     Args:
         path: What `init_from` takes: a run, one of its checkpoints, a published model.
     """
-    start = open_to_answer(path, key=key, base=base)
+    start = open_for_inference(path, key=key, base=base)
     if start.graph is not None:
-        graph_objective = objective_of(start) if start.graph.has_head else None
-        return _placed(path, start, graph_objective, {}, precision)
-    tensors, planned, objective = start.tensors(), objective_of(start), objective_of(start)
+        graph_objective = bound_objective(start) if start.graph.has_head else None
+        return _load_on_device(path, start, graph_objective, {}, precision)
+    tensors, planned, objective = start.tensors(), bound_objective(start), bound_objective(start)
     with without_weights():
         _, report = start.filled(tensors, planned)
     lacks_head = start.published is not None and bool(report.new)
-    return _placed(path, start, None if lacks_head else objective, tensors, precision)
+    return _load_on_device(path, start, None if lacks_head else objective, tensors, precision)
 
 
-def _placed(
+def _load_on_device(
     path: str,
     start: Pretrained,
     objective: Objective | None,
     tensors: Mapping[str, Tensor],
     precision: Precision,
-) -> Opened:
+) -> OpenedModel:
     if objective is None:
         model, _ = start.filled(tensors)
     else:
         model = load_trained(start, objective, tensors)
     model.to(precision.device).eval()
     without_data = {"data": {"length": None}, "data_dir": "", "seed": 0}
-    config = config_of(start) or OmegaConf.create(without_data)
-    return Opened(path, config, start, objective, model, longest_input(start, config))
+    config = read_run_config(start) or OmegaConf.create(without_data)
+    return OpenedModel(path, config, start, objective, model, longest_input(start, config))
 
 
-def config_of(start: Pretrained) -> DictConfig | None:
+def read_run_config(start: Pretrained) -> DictConfig | None:
     """Return the config of the run that a model belongs to; None where there is none beside it."""
     run = RunDirectory(start.folder.parent)
     if not (start.has_run and RunDirectory.holds_run(run.path)):
@@ -192,7 +191,7 @@ def longest_input(start: Pretrained, config: DictConfig | None) -> int:
     return block_length(length, positions)
 
 
-def objective_of(start: Pretrained) -> Objective:
+def bound_objective(start: Pretrained) -> Objective:
     """Return what a model was trained for, bound to its tokenizer and labels."""
     objective: Objective = build(start.description.objective, "objective", Objective)
     objective.setup(TaskInfo(start.tokenizer, start.description.labels, task=start.task))

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfer_cli.assembly.model import build_model, make_edits
+from transfer_cli.assembly.model import apply_edits, build_model
 from transfer_cli.config.build import build
-from transfer_cli.config.models import listed_models, place_of
+from transfer_cli.config.models import expand_short_name, listed_models
 from transfer_cli.data.chat_template import (
     CHATML,
     MAX_TEMPLATE_BYTES,
     ChatTemplate,
     chatml,
-    with_end,
+    with_end_token,
 )
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
@@ -37,15 +37,15 @@ from transfer_cli.data.tokenizer_recipes import (
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
-from transfer_cli.interop.graph_folder import GRAPH, GraphFolder, is_graph, open_graph
-from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
-from transfer_cli.interop.vocabulary import chat_template_in
+from transfer_cli.interop.graph_folder import GRAPH, GraphFolder, is_graph_folder, open_graph
+from transfer_cli.interop.published_folder import TOKEN_TABLES, Published, is_published, open_folder
+from transfer_cli.interop.vocabulary import read_chat_template
 from transfer_cli.model.backbone import INITIAL_STD, BackboneShape
-from transfer_cli.model.borrowing import as_head
+from transfer_cli.model.borrowing import model_as_head
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.picked_blocks import (
+    evenly_spaced,
     shape_of_blocks,
-    spread,
     tensors_of_blocks,
     tensors_of_both_stacks,
 )
@@ -68,10 +68,10 @@ from transfer_cli.model.weights import (
 from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import CHECKPOINTS, HUB, PARTS, TOKENIZER, find_model
+from transfer_cli.runs.directory import CHECKPOINTS, HUB, PARTS, TOKENIZER, model_folders
 from transfer_cli.safe_files import read_text
 from transfer_cli.seeds import derive
-from transfer_cli.tasks.base import Task, task_of
+from transfer_cli.tasks.base import Task, build_task
 
 INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
 """What `tokenizer=inherited` is built of."""
@@ -117,7 +117,7 @@ class Pretrained:
     @cached_property
     def task(self) -> Task | None:
         """What it was adapted to; None for a language model."""
-        return task_of(self.description.task, self.description.labels, f"{self.folder}: task")
+        return build_task(self.description.task, self.description.labels, f"{self.folder}: task")
 
     @property
     def lines(self) -> LineRule:
@@ -136,11 +136,8 @@ class Pretrained:
         if self.task and self.task.laid_out_as:
             return self.task.laid_out_as[0]
         is_causal = self.description.shape.direction == "causal"
-        if (
-            is_causal
-            and self.description.lines is None
-            and self.tokenizer.sep == self.tokenizer.cls
-        ):
+        is_one_token = self.tokenizer.sep == self.tokenizer.cls
+        if is_causal and self.description.lines is None and is_one_token:
             # Prompts of earlier versions: where one token serves as all, it ends texts.
             return False
         is_text = self.task is None and not self.description.pairs
@@ -169,7 +166,7 @@ class Pretrained:
     def chat_template(self) -> ChatTemplate | None:
         """How it reads conversations; None: it does not say."""
         if self.published is not None:
-            return chat_template_in(self.folder)
+            return read_chat_template(self.folder)
         return self.task.chat_template if self.task else None
 
     @property
@@ -224,14 +221,14 @@ class Pretrained:
         if self.graph is not None:
             names = [] if objective is None else [objective.head or objective.token_head or HEAD]
             return self.graph.model(names), LoadReport((), (), ())
-        used = [] if objective is None else [Loss("main", objective)]
-        model = build_model(self.description.shape, self.description.vocabulary, used, seed=0)
+        losses = [] if objective is None else [Loss("main", objective)]
+        model = build_model(self.description.shape, self.description.vocabulary, losses, seed=0)
         if objective is not None:
             drop_training_heads(model, objective, tensors)
-        make_edits(model, self.description.edits, self.tokenizer)
-        return model, load_pretrained(model, tensors, self.weights, self.fresh_in(model))
+        apply_edits(model, self.description.edits, self.tokenizer)
+        return model, load_pretrained(model, tensors, self.weights, self.fresh_names(model))
 
-    def fresh_in(self, model: TransferModel) -> frozenset[str]:
+    def fresh_names(self, model: TransferModel) -> frozenset[str]:
         """Return the names of a backbone's parameters of which it has none."""
         names = model.state_dict() if self.in_both else ()
         return frozenset(name for name in names if CROSS_ATTENTION in name)
@@ -247,7 +244,7 @@ class Pretrained:
             tensors = LazyTensors(tensors, open_tensors(self.weights / WEIGHTS).__getitem__)
         if base is None:
             return tensors
-        place = self.base_place()
+        place = self.base_folder()
         if below == MAX_BASES:
             raise CheckpointError(
                 f"{self.weights} is the last of {MAX_BASES} models that each refer to another, "
@@ -265,16 +262,16 @@ class Pretrained:
             return joined
         return LazyTensors(joined, lambda n: (tensors if n in tensors else beneath)[n])
 
-    def base_place(self) -> Path | None:
+    def base_folder(self) -> Path | None:
         """Return the folder of the model that this one refers to; None where it refers to none."""
         base = self.description.base
         if base is None:
             return None
         if self.base is not None:
-            given = Path(self.base).expanduser()
-            if not given.is_dir():
-                raise CheckpointError(f"base: there is no folder {given}")
-            return given
+            folder = Path(self.base).expanduser()
+            if not folder.is_dir():
+                raise CheckpointError(f"base: there is no folder {folder}")
+            return folder
         places = [self.folder / base.relative, Path(base.path)]
         with suppress(OSError):  # a name that no folder can have
             for place in places:
@@ -286,7 +283,7 @@ class Pretrained:
         )
 
 
-def with_parts(
+def tensors_with_parts(
     start: Pretrained, objective: Objective, *, values: bool = True
 ) -> Mapping[str, Tensor]:
     """Return all weights of a model, and those of the parts that its run keeps beside it.
@@ -300,7 +297,7 @@ def with_parts(
             folder.is_dir()
             and (pretrained := open_pretrained(str(folder))).description.shape == part.shape
         ):
-            parts |= as_head(name, pretrained.tensors(values=values))
+            parts |= model_as_head(name, pretrained.tensors(values=values))
     if not parts:
         return tensors
     return LazyTensors(
@@ -312,8 +309,8 @@ def drop_training_heads(
     model: TransferModel, objective: Objective, tensors: Iterable[str] = ()
 ) -> None:
     """Take the heads from a model that a finished one does not keep, and that have no tensors."""
-    there = {name.split(".")[1] for name in tensors if name.startswith("heads.")}
-    for name in objective.training_heads - there:
+    stored = {name.split(".")[1] for name in tensors if name.startswith("heads.")}
+    for name in objective.training_heads - stored:
         model.heads.pop(name)
 
 
@@ -324,9 +321,9 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
         path: A run directory, its `model/`, one of its checkpoints, a published model's folder,
             or `hf:owner/name` or a short name (`conf/models.yaml`) to fetch that.
     """
-    path = place_of(path)
+    path = expand_short_name(path)
     place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
-    if is_graph(place):
+    if is_graph_folder(place):
         raise CheckpointError(
             f"{key}: {place} holds an ONNX graph, which answers (predict, evaluate, load), and no "
             "weights to go on with; take the run itself, or its export with format=hf"
@@ -339,7 +336,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     if is_published(place):
         model = open_folder(place, key)
         return Pretrained(place, place, model.description, model.tokenizer, base, published=model)
-    weights, folder = find_model(place, key, listed_models())
+    weights, folder = model_folders(place, key, listed_models())
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
     tokenizer = LibraryTokenizer.load(folder / TOKENIZER)
@@ -351,10 +348,10 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     return Pretrained(weights, folder, description, tokenizer, base)
 
 
-def open_to_answer(path: str, key: str, base: str | None = None) -> Pretrained:
+def open_for_inference(path: str, key: str, base: str | None = None) -> Pretrained:
     """Return the model at `path`, which may be an ONNX graph, to be run as it is."""
     place = Path(path).expanduser()
-    if not is_graph(place):
+    if not is_graph_folder(place):
         return open_pretrained(path, key, base)
     graph = open_graph(place, key)
     return Pretrained(place, place, graph.description, graph.tokenizer, graph=graph)
@@ -364,15 +361,13 @@ def verify_model(folder: Path, *names: str) -> None:
     """Compare files of a model with its list, if it is of a version that wrote one."""
     if not (folder / checkpoint.META).exists():
         return
-    try:
-        checkpoint.verify(folder, names)
-    except CheckpointError as error:
-        cure = "restore it from a copy"
-        for name in names:
-            copy = checkpoint.copy_of(name, folder, folder.parent / CHECKPOINTS)
-            if copy is not None:
-                cure = f"put its copy there, {copy}"
-        raise CheckpointError(f"{error}; {cure}") from error
+    for name in names:
+        try:
+            checkpoint.verify(folder, (name,))
+        except CheckpointError as error:
+            copy = checkpoint.whole_copy_of(name, folder, folder.parent / CHECKPOINTS)
+            cure = "restore it from a copy" if copy is None else f"put its copy there, {copy}"
+            raise CheckpointError(f"{error}; {cure}") from error
 
 
 def open_start(
@@ -434,12 +429,12 @@ def pick_layers(
         )
     shape = start.description.shape
     with raised_as(ConfigError, f"{key}: "):
-        picked = spread(shape.depth, depth or 0) if layers is None else tuple(layers)
+        picked = evenly_spaced(shape.depth, depth or 0) if layers is None else tuple(layers)
         description = replace(start.description, shape=shape_of_blocks(shape, picked))
     return replace(start, description=description, layers=picked)
 
 
-def in_both_stacks(start: Pretrained, objective: Objective) -> Pretrained:
+def as_encoder_decoder(start: Pretrained, objective: Objective) -> Pretrained:
     """Return a model of one stack as an encoder and a decoder, if the objective needs these."""
     shape = start.description.shape
     if objective.direction != "encoder_decoder" or shape.has_encoder:
@@ -460,7 +455,7 @@ def in_both_stacks(start: Pretrained, objective: Objective) -> Pretrained:
     return replace(start, description=replace(start.description, shape=both), in_both=True)
 
 
-def usual_lines(tokenizer: Tokenizer, direction: str) -> LineRule:
+def default_line_rule(tokenizer: Tokenizer, direction: str) -> LineRule:
     """Return what becomes of line breaks in the text of a new model.
 
     They are kept by a causal one whose tokenizer has them, and a token that ends texts, as those of
@@ -478,8 +473,8 @@ def choose_tokenizer(
     Without such a model, it is the recipe of a new one, for a model of this shape if there is one.
     """
     if start is None:
-        return _recipe(node, shape)
-    recipe = None if node is None else _recipe(node, shape)
+        return _build_recipe(node, shape)
+    recipe = None if node is None else _build_recipe(node, shape)
     if isinstance(recipe, FromFile) and recipe.make(lambda: iter(())).hash != start.tokenizer.hash:
         raise CheckpointError(
             "init_from: that model was trained with another tokenizer than tokenizer.path; "
@@ -490,18 +485,18 @@ def choose_tokenizer(
     return start.tokenizer
 
 
-def _recipe(node: Mapping[str, Any] | None, shape: BackboneShape | None) -> TokenizerRecipe:
+def _build_recipe(node: Mapping[str, Any] | None, shape: BackboneShape | None) -> TokenizerRecipe:
     if node is None or not is_auto(node.get("size")):
         recipe: TokenizerRecipe = build(node, "tokenizer", TokenizerRecipe)
         return recipe
     rest = {key: value for key, value in node.items() if key != "size"}
     largest: WordPiece | BytePairs = build(rest, "tokenizer", WordPiece | BytePairs)
-    if asked := node["size"].partition(":")[2]:
-        return SizedByText(largest, int(asked))
+    if most := node["size"].partition(":")[2]:
+        return SizedByText(largest, int(most))
     if shape is None:
         return SizedByText(largest, largest.size)
     # A table of so many tokens has as many weights as all the rest.
-    return SizedByText(largest, shape.least_bytes(0) // (4 * shape.embedding_size))
+    return SizedByText(largest, shape.matrix_bytes(0) // (4 * shape.embedding_size))
 
 
 def choose_chat_template(
@@ -520,10 +515,10 @@ def choose_chat_template(
     if template is None:
         return None
     with raised_as(ConfigError, "tokenizer.chat_template: ", DataError):
-        return with_end(template, tokenizer)
+        return with_end_token(template, tokenizer)
 
 
-def with_rows(
+def with_new_rows(
     tensors: Mapping[str, Tensor], tokenizer: Tokenizer, grown: Tokenizer, seed: int
 ) -> tuple[Mapping[str, Tensor], frozenset[str]]:
     """Return weights with rows for the tokens that a tokenizer has got, and the names of those.
@@ -534,7 +529,7 @@ def with_rows(
     count = grown.size - tokenizer.size
     if not count:
         return tensors, frozenset()
-    extended, names = dict(tensors), [name for name in TABLES if name in tensors]
+    extended, names = dict(tensors), [name for name in TOKEN_TABLES if name in tensors]
     generator = torch.Generator().manual_seed(derive(seed, "new tokens"))
     for name in names:
         table = tensors[name]

@@ -1,6 +1,6 @@
 """Finished runs that are language models: they go on with texts, fill gaps and score sentences."""
 
-from transfer_cli.assembly.finished_run import Opened, Trained, open_trained
+from transfer_cli.assembly.finished_run import OpenedModel, TrainedModel, open_trained
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.generation.sentences import SentenceScorer
@@ -11,7 +11,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 
 def open_language_model(
     path: str, precision: Precision, base: str | None, kind: type[LanguageModel]
-) -> Trained:
+) -> TrainedModel:
     """Return the run at `path`, which has to be a language model of this kind."""
     trained = open_trained(path, precision, base)
     if isinstance(trained.objective, kind):
@@ -34,7 +34,7 @@ def open_language_model(
 
 
 def sentence_scorer(
-    opened: Trained | Opened, *, batch: int, scores_first: bool, within_word: bool
+    opened: TrainedModel | OpenedModel, *, batch: int, scores_first: bool, within_word: bool
 ) -> SentenceScorer:
     """Return what scores sentences by a language model; for the options see `SentenceScorer`."""
     if not isinstance(opened.objective, LanguageModel):

@@ -7,8 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from transfer_cli.config.build import build, plain
-from transfer_cli.errors import ConfigError, at_least, nearest, raised_as
+from transfer_cli.config.build import build, resolved_node
+from transfer_cli.errors import ConfigError, at_least, did_you_mean, raised_as
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Loss, Objective, TaskInfo, loss_key
 from transfer_cli.objectives.language_model import LanguageModel
@@ -35,7 +35,7 @@ OWN_DATA = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedLoss:
     """A loss as the config asks for it."""
 
     objective: Objective
@@ -43,9 +43,9 @@ class Asked:
     weight: float | LossWeight = 1.0
 
 
-def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> BackboneShape:
+def with_direction(shape: BackboneShape, losses: Mapping[str, RequestedLoss]) -> BackboneShape:
     """Return the shape with its direction settled, by the main objective first."""
-    needed = {name: loss.objective.direction for name, loss in asked.items()}
+    needed = {name: loss.objective.direction for name, loss in losses.items()}
     direction = shape.direction
     if direction == "auto":
         direction = next(filter(None, needed.values()), "causal")
@@ -53,15 +53,15 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
         wanted = "an encoder_decoder" if need == "encoder_decoder" else f"a {need or 'one-stack'}"
         if need != direction and (need is not None or direction == "encoder_decoder"):
             raise ConfigError(
-                f"{loss_key(name)}: {type(asked[name].objective).__name__} needs {wanted} model, "
+                f"{loss_key(name)}: {type(losses[name].objective).__name__} needs {wanted} model, "
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
-                f"decides){_cure(name, asked[name].objective, direction)}"
+                f"decides){_direction_cure(name, losses[name].objective, direction)}"
             )
     with raised_as(ConfigError, "model: "):
         return BackboneShape(**{**vars(shape), "direction": direction})
 
 
-def _cure(name: str, objective: Objective, direction: str) -> str:
+def _direction_cure(name: str, objective: Objective, direction: str) -> str:
     """Return what to choose for a model of this direction, where that is known."""
     if isinstance(objective, SourceDistillation):
         key = f"{loss_key(name)}.language_model._target_"
@@ -75,29 +75,31 @@ def _cure(name: str, objective: Objective, direction: str) -> str:
     return ""
 
 
-def build_objectives(config: DictConfig) -> dict[str, Asked]:
+def build_objectives(config: DictConfig) -> dict[str, RequestedLoss]:
     """Return the losses that the config asks for, "main" first."""
     nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
     streams = ["main", *map(str, config.streams)]
-    losses: dict[str, Asked] = {}
+    losses: dict[str, RequestedLoss] = {}
     for name, node in nodes.items():
         key = loss_key(name)
         objective = build(objective_options(node, key), key, Objective)
-        options = {name: value for name, value in plain(node, key).items() if name in LOSS_OPTIONS}
-        loss = losses[name] = build(options, key, Asked, objective=objective)
+        options = {
+            name: value for name, value in resolved_node(node, key).items() if name in LOSS_OPTIONS
+        }
+        loss = losses[name] = build(options, key, RequestedLoss, objective=objective)
         stream = loss.stream
         if stream not in streams:
             raise ConfigError(
-                f"{key}.stream: there is no stream {stream!r}.{nearest(stream, streams)} "
+                f"{key}.stream: there is no stream {stream!r}.{did_you_mean(stream, streams)} "
                 f"The streams are {', '.join(streams)}; add one with +data@streams.NAME.data=..."
             )
         if name == "main" and stream != "main":
             raise ConfigError("objective.stream: the main loss reads the stream main")
         if not callable(loss.weight):
             at_least(f"{key}.weight:", loss.weight, 0, ConfigError)
-    read = {loss.stream for loss in losses.values() if loss.weight != 0}
+    read_streams = {loss.stream for loss in losses.values() if loss.weight != 0}
     for name in streams[1:]:
-        if name not in read:
+        if name not in read_streams:
             raise ConfigError(
                 f"streams.{name}: no loss reads it with a weight above 0; add one, for example "
                 f"+objective@losses.{name}=clm +losses.{name}.stream={name}"
@@ -109,11 +111,11 @@ def objective_options(node: Any, key: str) -> dict[str, Any]:
     """Return the node of an objective without what belongs to the loss: its weight and stream."""
     if not isinstance(node, Mapping):
         raise ConfigError(f"{key}: expected an objective, got {node!r}")
-    return {n: value for n, value in plain(node, key).items() if n not in LOSS_OPTIONS}
+    return {n: value for n, value in resolved_node(node, key).items() if n not in LOSS_OPTIONS}
 
 
 def bind_losses(
-    asked: Mapping[str, Asked],
+    requested: Mapping[str, RequestedLoss],
     info: Mapping[str, TaskInfo],
     *,
     total_steps: int,
@@ -124,9 +126,9 @@ def bind_losses(
     A further loss of weight 0 is left out.
     """
     losses = []
-    for name, loss in asked.items():
+    for name, loss in requested.items():
         check_task(name, loss, info[loss.stream].task)
-        main = None if name == "main" else asked["main"].objective
+        main = None if name == "main" else requested["main"].objective
         loss.objective.setup(replace(info[loss.stream], name=name, stream=loss.stream, main=main))
         weight = loss.weight
         if callable(weight):
@@ -137,15 +139,11 @@ def bind_losses(
     return losses
 
 
-def check_task(name: str, loss: Asked, task: Task | type[Task] | None) -> None:
+def check_task(name: str, loss: RequestedLoss, task: Task | type[Task] | None) -> None:
     """Refuse an objective that needs other examples than its data has (None: unlabelled text)."""
     needs, there = loss.objective.task, None if task is None else task.name
-    if (
-        there == "choice"
-        and needs is None
-        and loss.objective.predicts_tokens
-        and not loss.objective.keeps_tokens
-    ):
+    hides_tokens = loss.objective.predicts_tokens and not loss.objective.keeps_tokens
+    if there == "choice" and needs is None and hides_tokens:
         raise ConfigError(
             f"{loss_key(name)}: {type(loss.objective).__name__} hides tokens of single texts, and "
             "a question with choices is several; choose objective=choice or clm"

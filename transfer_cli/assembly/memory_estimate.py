@@ -6,17 +6,17 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.datasets import Prepared
+from transfer_cli.assembly.datasets import PreparedData
 from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import frozen_matrices
-from transfer_cli.fitting import FILLED, fitting, free_bytes
+from transfer_cli.fitting import FILLED, free_bytes, rows_that_fit
 from transfer_cli.model.block import FEED_FORWARDS
 
-FLOAT = 4
+FLOAT_BYTES = 4
 """Bytes of a number in float32."""
 
-STATES = "states of"
+STATES_PREFIX = "states of"
 """What the name of the part begins with that grows with a micro-batch."""
 
 
@@ -29,9 +29,9 @@ def with_micro_batch(blueprint: Blueprint) -> Blueprint:
     loop = blueprint.course.loop
     if loop.micro_batch != "auto":
         return blueprint
-    share = -(-loop.batch // processes_of(blueprint.config))
+    share = -(-loop.batch // num_processes(blueprint.config))
     room = FILLED * free_bytes(blueprint.precision.device)
-    rows = fitting(share, room, lambda rows: sum(memory_parts(blueprint, rows).values()))
+    rows = rows_that_fit(share, room, lambda rows: sum(memory_parts(blueprint, rows).values()))
     rows = -distributed.all_reduce_max(-rows)
     micro_batch = rows if rows < share else None
     return replace(
@@ -41,26 +41,26 @@ def with_micro_batch(blueprint: Blueprint) -> Blueprint:
     )
 
 
-def processes_of(config: DictConfig) -> int:
+def num_processes(config: DictConfig) -> int:
     """Return among how many processes a run divides a batch, begun already or not."""
     return max(distributed.world_size(), config.devices if isinstance(config.devices, int) else 1)
 
 
-def halved(blueprint: Blueprint) -> set[str]:
+def bf16_weights(blueprint: Blueprint) -> set[str]:
     """Return the weights that a run keeps in bf16."""
-    sharded = _shards(blueprint) > 1
+    sharded = _shard_count(blueprint) > 1
     return frozen_matrices(
-        blueprint.model, blueprint.precision, blueprint.left_out, sharded=sharded
+        blueprint.model, blueprint.precision, blueprint.omitted_weights, sharded=sharded
     )
 
 
-def _shards(blueprint: Blueprint) -> int:
+def _shard_count(blueprint: Blueprint) -> int:
     """Return into how many parts weights are cut, and all that is kept of each."""
     config = blueprint.config
-    return processes_of(config) if config.parallel == "fsdp" else 1
+    return num_processes(config) if config.parallel == "fsdp" else 1
 
 
-def longest_text(blueprint: Blueprint, prepared: Mapping[str, Prepared]) -> int:
+def max_text_length(blueprint: Blueprint, prepared: Mapping[str, PreparedData]) -> int:
     """Return the tokens of the longest text that a run trains on: no batch is wider."""
     block = blueprint.config.data.get("length") or blueprint.model.backbone.shape.positions
     return max(block if p.lengths is None else int(p.lengths.max()) for p in prepared.values())
@@ -68,10 +68,10 @@ def longest_text(blueprint: Blueprint, prepared: Mapping[str, Prepared]) -> int:
 
 def memory_text(blueprint: Blueprint, length: int) -> str:
     """Return in words what training on texts of so many tokens takes of a process's memory."""
-    parts, processes = memory_parts(blueprint, length=length), processes_of(blueprint.config)
+    parts, processes = memory_parts(blueprint, length=length), num_processes(blueprint.config)
     listed = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items())
     per_process = f" in each of {processes} processes" if processes > 1 else ""
-    kind = "float32, frozen matrices in bf16" if halved(blueprint) else "float32"
+    kind = "float32, frozen matrices in bf16" if bf16_weights(blueprint) else "float32"
     return f"about {sum(parts.values()) / 2**20:,.0f} MiB in {kind}{per_process} ({listed})"
 
 
@@ -84,22 +84,21 @@ def memory_parts(
         rows: Texts that pass at once; None: a micro-batch.
         length: Tokens of each; None: the most that there can be.
     """
-    config, shards = blueprint.config, _shards(blueprint)
+    config, shards = blueprint.config, _shard_count(blueprint)
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
-    chosen, loop = blueprint.adaptation, blueprint.course.loop
+    adaptation, loop = blueprint.adaptation, blueprint.course.loop
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
     ever = blueprint.course.ever_trains
     at_once = max(
         sum(sizes[name] for name in stage.trains) for stage in blueprint.course.stage_plans
     )
     copies = 0
-    if chosen.penalty is not None:
-        copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
-            sizes[n] for n in blueprint.network.inherited
-        )
-    kept = {"ema": 1, "last_k": loop.average_last}.get(loop.average or "", 0)
+    if adaptation.penalty is not None:
+        inherited = sum(sizes[name] for name in blueprint.network.inherited)
+        copies = (1 + hasattr(adaptation.penalty, "fisher")) * inherited
+    averages = {"ema": 1, "last_k": loop.average_last}.get(loop.average or "", 0)
     shape = blueprint.model.backbone.shape
-    share = -(-loop.batch // processes_of(config))
+    share = -(-loop.batch // num_processes(config))
     if rows is None:
         rows = min(int(loop.micro_batch or share), share)
     length = length or config.data.get("length") or shape.positions
@@ -111,7 +110,7 @@ def memory_parts(
     ]
     # Gradients pass through the lowest block that trains and all above it.
     depth = sum(stack.depth for stack in shape.stacks) if shape.has_encoder else shape.depth
-    lowest = shape.visits.index(min(blocks)) if blocks and not shape.has_encoder else 0
+    lowest = shape.block_order.index(min(blocks)) if blocks and not shape.has_encoder else 0
     lowest = lowest if blocks else depth
     inner = FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
     block = 8 * shape.width + inner
@@ -119,17 +118,17 @@ def memory_parts(
     # Of blocks that are computed again, the input stays, and all of one at a time.
     numbers = passed * shape.width + block if loop.activation_checkpointing else passed * block
     held = rows * length * numbers
-    earlier = shape.recurrence if blueprint.remembers else 0
+    earlier = shape.recurrence if blueprint.carries_memory else 0
     if shape.projects_distances:  # scores by distance, in all, and their probabilities
         held += 3 * passed * rows * shape.heads * length * (earlier + length)
-    half = sum(sizes[name] for name in halved(blueprint)) // 2
+    half = sum(sizes[name] for name in bf16_weights(blueprint)) // 2
     parts = {
         "weights": sum(sizes.values()) // shards - half,
         "gradients": at_once // shards,
         "optimizer": moments * sum(sizes[name] for name in ever) // shards,
-        "averages": kept * sum(sizes[name] for name in ever) // shards,
+        "averages": averages * sum(sizes[name] for name in ever) // shards,
         "copies of the start": copies // shards,
         f"{earlier} remembered positions": share * shape.depth * earlier * shape.width,
-        f"{STATES} {rows} x {length} tokens": held,
+        f"{STATES_PREFIX} {rows} x {length} tokens": held,
     }
-    return {name: FLOAT * count for name, count in parts.items() if count}
+    return {name: FLOAT_BYTES * count for name, count in parts.items() if count}

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from transfer_cli.adaptation.edit import Edit, make_edit
-from transfer_cli.config.build import build, plain
+from transfer_cli.adaptation.edit import SPECIAL_TOKENS, Edit, apply_edit
+from transfer_cli.config.build import build, resolved_node
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.encoder_decoder import backbone_of
+from transfer_cli.model.encoder_decoder import build_backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LoadReport
 from transfer_cli.objectives.base import Loss
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 def build_model(
-    shape: BackboneShape, vocabulary: int, used: Sequence[Loss], seed: int
+    shape: BackboneShape, vocabulary: int, losses: Sequence[Loss], seed: int
 ) -> TransferModel:
     """Return a model with fresh weights, the same for the same seed."""
     torch.manual_seed(derive(seed, "weights"))
-    backbone = backbone_of(shape, vocabulary)
+    backbone = build_backbone(shape, vocabulary)
     heads: dict[str, torch.nn.Module] = {}
-    for loss in used:
+    for loss in losses:
         for name, head in loss.objective.modules(backbone).items():
-            if name in heads and shapes_of(heads[name]) != shapes_of(head):
+            if name in heads and tensor_shapes(heads[name]) != tensor_shapes(head):
                 raise ConfigError(
                     f"losses.{loss.name}: its head {name!r} has another shape elsewhere"
                 )
@@ -39,12 +39,12 @@ def build_model(
     return TransferModel(backbone, heads)
 
 
-def shapes_of(module: torch.nn.Module) -> dict[str, torch.Size]:
+def tensor_shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
     """Return the shapes of a module's tensors, by name."""
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
-def make_edits(
+def apply_edits(
     model: TransferModel,
     nodes: Mapping[str, Any],
     tokenizer: Tokenizer,
@@ -56,13 +56,12 @@ def make_edits(
         The names of inherited parameters that were drawn anew, and the nodes of what has to be made
         again before the weights can be loaded.
     """
-    fresh: set[str] = set()
-    structure = {}
+    fresh, structure = set[str](), dict[str, Any]()
     for name, node in nodes.items():
         key = f"adaptation.edits.{name}"
         edit: Edit = built[name] if built and name in built else build(node, key, Edit)
         with raised_as(ConfigError, f"{key}: "):
-            fresh |= make_edit(edit, name, model, special_tokens(tokenizer))
+            fresh |= apply_edit(edit, name, model, special_tokens(tokenizer))
         if edit.structural:
             structure[name] = node
     return frozenset(fresh), structure
@@ -70,12 +69,12 @@ def make_edits(
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the numbers of the special tokens, by name."""
-    return {name: getattr(tokenizer, name) for name in ("cls", "sep", "mask", "unk", "pad")}
+    return {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
 
 
 def edit_nodes(adaptation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nodes of the edits that an adaptation asks for, by name, in order."""
-    nodes = plain(adaptation.get("edits") or {}, "adaptation.edits")
+    nodes = resolved_node(adaptation.get("edits") or {}, "adaptation.edits")
     return {name: node for name, node in nodes.items() if node is not None}
 
 

@@ -1,4 +1,4 @@
-"""The base learning rate and the parameter groups of the optimizer."""
+"""The parameter groups of the optimizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,16 +37,16 @@ def parameter_groups(
             scale.check([group.name for group in groups])
     parameters, rates = dict(model.named_parameters()), added_rates(model)
     top = max(group.depth for group in groups)
-    made: list[dict[str, Any]] = []
+    param_groups: list[dict[str, Any]] = []
     for group in groups:
         members: dict[tuple[bool, bool, float], list[Tensor]] = {}
         for name in group.parameters:
             tensor, rate = parameters[name], rates.get(name, 1.0)
             decays = weight_decay and tensor.ndim >= 2
             members.setdefault((rate == 1, not decays, rate), []).append(tensor)
-        of_group = scale(group.name, group.depth, top)
-        for (_, still, rate), tensors in sorted(members.items(), key=lambda item: item[0]):
-            decay = {"weight_decay": 0.0} if still else {}
-            common = {"layer": group.name, "scale": of_group * rate}
-            made.append({**common, "params": tensors, **decay})
-    return made
+        layer_scale = scale(group.name, group.depth, top)
+        for (_, no_decay, rate), tensors in sorted(members.items(), key=lambda item: item[0]):
+            decay = {"weight_decay": 0.0} if no_decay else {}
+            common = {"layer": group.name, "scale": layer_scale * rate}
+            param_groups.append({**common, "params": tensors, **decay})
+    return param_groups

@@ -18,12 +18,12 @@ from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, list_names, one_of
 from transfer_cli.model.weights import ModelDescription, read_description
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.safe_files import read_json
-from transfer_cli.tasks.base import task_of
+from transfer_cli.tasks.base import build_task
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ ACCEPT = "accept"
 CHANGED = ("refuse", ACCEPT)
 """The values of `data.changed`."""
 
-_CHUNK = 1000
+_CHUNK_SIZE = 1000
 """Examples that become JSON at once, which is faster than one by one."""
 
 
@@ -63,9 +63,9 @@ class SplitIdentity:
         old, new = self.files.keys() - now.files.keys(), now.files.keys() - self.files.keys()
         other = [n for n, digest in now.files.items() if self.files.get(n, digest) != digest]
         kinds = (("other content in", other), ("a new", sorted(new)), ("no", sorted(old)))
-        if self.files.keys() & now.files.keys() and any(names for _, names in kinds):
-            return "has " + ", ".join(f"{what} {listed(names)}" for what, names in kinds if names)
-        return "has other texts"
+        changes = [f"{what} {list_names(names)}" for what, names in kinds if names]
+        has_common_files = self.files.keys() & now.files.keys()
+        return f"has {', '.join(changes) if changes and has_common_files else 'other texts'}"
 
 
 class Origins:
@@ -101,7 +101,9 @@ class Origins:
 
     # --- what a run is made from ----------------------------------------------------------------
 
-    def labelled(self, key: str, data: LabelledData, only: tuple[str, ...] = ()) -> LabelledData:
+    def check_labelled(
+        self, key: str, data: LabelledData, only: tuple[str, ...] = ()
+    ) -> LabelledData:
         """Return labelled data, labels and task as when the run began; no `only`: all splits."""
         labels = self._labels.get(key)
         if self._model is not None and key == "data":
@@ -111,10 +113,10 @@ class Origins:
             stored.pop("fitted", None)
             data = replace(data, task=stored or data.task)
         gone = [] if labels is None else [label for label in labels if label not in data.labels]
-        data = data.numbered_as(data.labels if labels is None else labels)
-        task = task_of(data.task, data.labels, key)
+        data = data.with_label_numbers(data.labels if labels is None else labels)
+        task = build_task(data.task, data.labels, key)
         splits = {
-            name: of_examples(data.source(name), examples, task.texts if task else repr)
+            name: examples_identity(data.source(name), examples, task.texts if task else repr)
             for name, examples in data.splits.items()
             if name in only or not only
         }
@@ -123,19 +125,21 @@ class Origins:
         self._labels[key] = data.labels
         return data
 
-    def text(self, key: str, splits: Mapping[str, TextSplit], said: str | None = None) -> None:
-        """Note or compare splits of a text; in a message, its key is what is `said`."""
+    def check_text(self, key: str, splits: Mapping[str, TextSplit], shown_key: str = "") -> None:
+        """Note or compare splits of a text; a message names it by `shown_key`."""
         identities = {
             name: SplitIdentity(split.source, split.fingerprint, files=split.files)
             for name, split in splits.items()
         }
-        self._compare(key, identities, said or key)
+        self._compare(key, identities, shown_key or key)
 
-    def tokenizer(self, chosen: Tokenizer | TokenizerRecipe) -> Tokenizer | TokenizerRecipe:
+    def check_tokenizer(
+        self, tokenizer: Tokenizer | TokenizerRecipe
+    ) -> Tokenizer | TokenizerRecipe:
         """Return a tokenizer, or the recipe of one; of a run that has its own, that one."""
         if self._model is None:
-            return chosen
-        tokenizer, place = chosen, "init_from"
+            return tokenizer
+        place = "init_from"
         if not isinstance(tokenizer, Tokenizer):
             tokenizer, place = (
                 LibraryTokenizer.load(self._folder / TOKENIZER),
@@ -147,7 +151,7 @@ class Origins:
             )
         return tokenizer
 
-    def weights(self, key: str, place: Path, now: str) -> None:
+    def check_weights(self, key: str, place: Path, now: str) -> None:
         """Note or compare the fingerprint (`Pretrained.fingerprint`) of weights it starts from."""
         then = self._weights.setdefault(key, now)
         if then != now:
@@ -157,7 +161,7 @@ class Origins:
             )
 
     def _compare(
-        self, key: str, splits: Mapping[str, SplitIdentity], said: str, why: Sequence[str] = ()
+        self, key: str, splits: Mapping[str, SplitIdentity], shown_key: str, why: Sequence[str] = ()
     ) -> None:
         known, changes = self._data.setdefault(key, {}), []
         for name, now in splits.items():
@@ -167,7 +171,7 @@ class Origins:
         known.update(splits)
         if not changes:
             return
-        message = f"{said}: {listed([*why, *changes], 2)}"
+        message = f"{shown_key}: {list_names([*why, *changes], 2)}"
         if self.changed != ACCEPT:
             raise DataError(
                 f"{message} since the run began. Put it back, or say data.changed=accept to go on "
@@ -200,7 +204,7 @@ class Origins:
             raise CheckpointError(f"{run.origins} is damaged: {error}") from error
         try:
             self._data = {
-                key: {name: _identity(split) for name, split in splits.items()}
+                key: {name: _read_identity(split) for name, split in splits.items()}
                 for key, splits in record["data"].items()
             }
             self._labels = {key: tuple(map(str, names)) for key, names in record["labels"].items()}
@@ -210,7 +214,7 @@ class Origins:
             raise CheckpointError(f"{run.origins} is damaged: {error!r}") from error
 
 
-def _identity(record: Mapping[str, Any]) -> SplitIdentity:
+def _read_identity(record: Mapping[str, Any]) -> SplitIdentity:
     identity = SplitIdentity(**record)
     kinds = {"source": str, "content": str, "rows": int | None, "texts": str | None, "files": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(getattr(identity, name), kind)]
@@ -219,7 +223,7 @@ def _identity(record: Mapping[str, Any]) -> SplitIdentity:
     return identity
 
 
-def of_examples(
+def examples_identity(
     source: str, examples: Sequence[Any], texts: Callable[[Any], Sequence[str]]
 ) -> SplitIdentity:
     """Return what labelled examples, dataclasses of plain values, are."""
@@ -235,14 +239,14 @@ def of_examples(
 
 def _chunks(examples: Sequence[Any]) -> Iterator[list[Any]]:
     rest = iter(examples)
-    while chunk := list(itertools.islice(rest, _CHUNK)):
+    while chunk := list(itertools.islice(rest, _CHUNK_SIZE)):
         yield chunk
 
 
 def _as_json(content: Any) -> bytes:
     # ASCII, since what Python escapes otherwise depends on its version.
-    return json.dumps(content, default=_plain).encode()
+    return json.dumps(content, default=_json_value).encode()
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else vars(value)

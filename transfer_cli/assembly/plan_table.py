@@ -8,10 +8,10 @@ import numpy as np
 
 from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.datasets import Prepared
-from transfer_cli.assembly.exports import exports_as
-from transfer_cli.assembly.memory_estimate import longest_text, memory_text
-from transfer_cli.errors import listed
+from transfer_cli.assembly.datasets import PreparedData
+from transfer_cli.assembly.exports import export_description
+from transfer_cli.assembly.memory_estimate import max_text_length, memory_text
+from transfer_cli.errors import list_names
 from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
@@ -30,7 +30,7 @@ def plan_page(blueprint: Blueprint) -> Page:
             [
                 Piece(f"{sizes.total_steps:,} steps", "heading"),
                 f" of {blueprint.course.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
-                f"{len(blueprint.course.stage_plans)} stage(s){blueprint.at_most}",
+                f"{len(blueprint.course.stage_plans)} stage(s){blueprint.time_limit_text}",
             ],
             0,
         ),
@@ -44,19 +44,19 @@ def plan_page(blueprint: Blueprint) -> Page:
         steps = f"{stage.begin + 1:,}-{stage.end:,}"
         share = f"{moving:,} ({100 * moving / total:.2f} %)"
         until = f", or {stage.patience} validations without a better one" if stage.patience else ""
-        for row, (groups, rates) in enumerate(_rates(blueprint, stage)):
+        for row, (groups, rates) in enumerate(_group_rates(blueprint, stage)):
             head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else ""
             text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
             blocks.append(Entry([head], text, _COLUMN))
     return Page(
-        *blocks, BLANK, *_shared(blueprint), *_tensors(blueprint),
-        *([fact("kernels", blueprint.kernels)] if blueprint.kernels else []),
-        fact("exports", exports_as(blueprint)),
-        fact("on", f"{blueprint.precision.device}, {blueprint.precision.kind}"),
+        *blocks, BLANK, *_shared_blocks(blueprint), *_tensor_origins(blueprint),
+        *([named_line("kernels", blueprint.kernels)] if blueprint.kernels else []),
+        named_line("exports", export_description(blueprint)),
+        named_line("on", f"{blueprint.precision.device}, {blueprint.precision.kind}"),
     )  # fmt: skip
 
 
-def run_facts(plan: Blueprint, prepared: Mapping[str, Prepared]) -> dict[str, str]:
+def run_facts(plan: Blueprint, prepared: Mapping[str, PreparedData]) -> dict[str, str]:
     """Return the size of a run's model, data, course and memory, as its plan and its header say."""
     main, shape, loop = prepared["main"], plan.model.backbone.shape, plan.course.loop
     of_text = "blocks of text" if main.pairs is None else "pairs of texts"
@@ -82,30 +82,30 @@ def run_facts(plan: Blueprint, prepared: Mapping[str, Prepared]) -> dict[str, st
         f"{shape.direction}",
         "data": f"{sizes} ({of_text if main.task is None else 'texts'}){labels}{streams}",
         "steps": f"{plan.course.sizes.total_steps:,} of {loop.batch} sequences{cut}, "
-        f"{plan.course.sizes.steps_per_epoch:,} an epoch{plan.at_most}",
+        f"{plan.course.sizes.steps_per_epoch:,} an epoch{plan.time_limit_text}",
         "on": f"{plan.precision.device}, {plan.precision.kind}{how}",
-        "memory": memory_text(plan, longest_text(plan, prepared)),
+        "memory": memory_text(plan, max_text_length(plan, prepared)),
         **({"loss": foretold.format(**expected)} if expected else {}),
     }
 
 
-def fact(name: str, text: str) -> Entry:
+def named_line(name: str, text: str) -> Entry:
     """Return a named line of the plan; a long text is wrapped below itself."""
     return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
 
 
-def _shared(blueprint: Blueprint) -> list[Renderable]:
+def _shared_blocks(blueprint: Blueprint) -> list[Renderable]:
     shape, start = blueprint.model.backbone.shape, blueprint.start.pretrained
     if start is not None and start.layers is not None:
         picked = ", ".join(map(str, start.layers))
-        return [fact("blocks", f"{picked} of {start.folder} (student.layers)")]
+        return [named_line("blocks", f"{picked} of {start.folder} (student.layers)")]
     if shape.distinct_blocks == shape.depth:
         return []
-    said = f"{shape.distinct_blocks} at {shape.depth} places, with whatever is added to them"
-    return [fact("blocks", f"{said} (model.share={shape.share})")]
+    text = f"{shape.distinct_blocks} at {shape.depth} places, with whatever is added to them"
+    return [named_line("blocks", f"{text} (model.share={shape.share})")]
 
 
-def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
+def _group_rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     """Return each run of neighbouring groups that train at the same rates, and those rates."""
     scheduler = blueprint.course.lr_scheduler
     # Thousands of steps in between: the peak of a warm-up is looked for in steps near its end too.
@@ -143,17 +143,17 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     return rows
 
 
-def _tensors(blueprint: Blueprint) -> list[Renderable]:
+def _tensor_origins(blueprint: Blueprint) -> list[Renderable]:
     report = blueprint.network.report
     if report is None:
-        return [fact("tensors", "all new")]
+        return [named_line("tensors", "all new")]
     parameters = [name for name, _ in blueprint.model.named_parameters()]
     new = [name for name in parameters if name not in blueprint.network.inherited]
     blocks: list[Renderable] = [
-        fact("tensors", f"{len(blueprint.network.inherited)} from the checkpoint")
+        named_line("tensors", f"{len(blueprint.network.inherited)} from the checkpoint")
     ]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
             head = f"  {what}: "
-            blocks.append(Entry([Piece(head, "name")], [listed(names, 8)], len(head)))
+            blocks.append(Entry([Piece(head, "name")], [list_names(names, 8)], len(head)))
     return blocks

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.checks import CURE
+from transfer_cli.assembly.checks import SOURCE_CURE
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
 from transfer_cli.data.documents import TextSplit
-from transfer_cli.data.split import Split, some_of
+from transfer_cli.data.split import Split, subsample
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.fisher import fisher_information
@@ -35,14 +35,14 @@ from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.progress import progress
-from transfer_cli.runs.cache import kept, new_entry
+from transfer_cli.runs.cache import load_or_make, new_entry
 from transfer_cli.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Source:
+class PretrainingSource:
     """Where a model comes from. Nothing is opened before it is needed.
 
     Args:
@@ -71,12 +71,12 @@ class Source:
             try:
                 config = read_stored(run.config, run.read_command(), "init_from")
             except CheckpointError as error:
-                raise CheckpointError(f"{error}; {CURE}") from error
+                raise CheckpointError(f"{error}; {SOURCE_CURE}") from error
             if start.task is None:
                 return start, config
             if config.get("init_from") is None:
                 break
-            start = open_pretrained(str(start.base_place() or config.init_from))
+            start = open_pretrained(str(start.base_folder() or config.init_from))
         raise CheckpointError(
             f"init_from: {self.start.weights} does not come from a language model, so there is no "
             "pretraining to go back to"
@@ -114,7 +114,7 @@ class Source:
             if not tensors.keys() >= set(wanted.values()):
                 root = self.pretraining[0]
                 tensors = root.tensors()
-                self.origins.weights("source", root.weights, root.fingerprint(tensors))
+                self.origins.check_weights("source", root.weights, root.fingerprint(tensors))
             if not tensors.keys() >= set(wanted.values()):
                 raise CheckpointError(
                     f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
@@ -130,24 +130,28 @@ class Source:
         if data is None:
             start, config = self.pretraining
             if config is None:
-                raise CheckpointError(f"init_from: {start.weights} brings no text along; {CURE}")
+                raise CheckpointError(
+                    f"init_from: {start.weights} brings no text along; {SOURCE_CURE}"
+                )
             data = build(config.data, "init_from: data", TextData)
             data_dir = datasets.data_dir_of(config.data_dir, place.data_dir, self.typed)
             place = DataPlace(data_dir, config.seed)
             pretrained_on = Origins(RunDirectory(start.folder.parent), self.origins.changed)
 
         def note(raw: Mapping[str, TextSplit]) -> None:
-            self.origins.text("source.data", raw)
+            self.origins.check_text("source.data", raw)
             if pretrained_on is not None:
-                pretrained_on.text("data", raw, "source.data")
+                pretrained_on.check_text("data", raw, "source.data")
                 self.origins.accepted += pretrained_on.accepted
 
         tokenizer = self.start.tokenizer
         lines = self.origins.lines or self.start.lines
-        splits = datasets.text(data, place, self.shape, tokenizer, (split,), note, lines)[0].splits
-        if split not in splits:
-            raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
-        return splits[split]
+        prepared, _ = datasets.prepare_text(
+            data, place, self.shape, tokenizer, (split,), note, lines
+        )
+        if split not in prepared.splits:
+            raise ConfigError(f"source.data: this text has no {split} split; {SOURCE_CURE}")
+        return prepared.splits[split]
 
 
 @dataclass(frozen=True)
@@ -166,21 +170,21 @@ class Forgetting:
     before: Mapping[str, float]
 
 
-def forgetting_of(
-    asked: ForgettingText,
-    source: Source | None,
+def build_forgetting(
+    options: ForgettingText,
+    source: PretrainingSource | None,
     trained: TransferModel,
     tensors: Mapping[str, Tensor] | None,
     batch: int,
     precision: Precision,
 ) -> Forgetting | None:
     """Return what `forgetting` asks for, measured once; None where it asks for nothing."""
-    # Without a source, `draw` has refused `forgetting.data`.
-    if asked.data is None or source is None or tensors is None:
+    # Without a source, `draw_blueprint` has refused `forgetting.data`.
+    if options.data is None or source is None or tensors is None:
         return None
-    split = _text_of(asked.data, source)
-    if asked.blocks is not None:
-        split = some_of(split, asked.blocks)
+    split = _forgetting_split(options.data, source)
+    if options.blocks is not None:
+        split = subsample(split, options.blocks)
     log.info("forgetting: each measure %s", split.extent("scores"))
     model, objective = source.model(trained, tensors), source.objective
 
@@ -190,29 +194,31 @@ def forgetting_of(
     return Forgetting(measure, measure())
 
 
-def _text_of(asked: str | TextData, source: Source) -> Split:
-    if asked == "source":
+def _forgetting_split(text: str | TextData, source: PretrainingSource) -> Split:
+    if text == "source":
         return source.text("validation")
-    tokenizer, note = source.start.tokenizer, partial(source.origins.text, "forgetting.data")
+    tokenizer, note = source.start.tokenizer, partial(source.origins.check_text, "forgetting.data")
     lines = source.origins.lines or source.start.lines
-    if isinstance(asked, str):
-        if not any(sign in asked for sign in "/.*"):
+    if isinstance(text, str):
+        if not any(sign in text for sign in "/.*"):
             raise ConfigError(
-                f"forgetting.data: expected `source` or the path of a text, got {asked!r}; for a "
-                f"data set of conf/data type data@forgetting.data={asked}"
+                f"forgetting.data: expected `source` or the path of a text, got {text!r}; for a "
+                f"data set of conf/data type data@forgetting.data={text}"
             )
-        return datasets.encoded_files(
-            asked, source.place.cache, tokenizer, source.shape, source.length, note, lines
+        return datasets.encode_files(
+            text, source.place.cache, tokenizer, source.shape, source.length, note, lines
         )
     only = ("validation",)
-    prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, only, note, lines)
+    prepared, _ = datasets.prepare_text(
+        text, source.place, source.shape, tokenizer, only, note, lines
+    )
     if "validation" not in prepared.splits:
         raise ConfigError("forgetting.data: this text has no validation split")
     return prepared.splits["validation"]
 
 
-def fisher_of(
-    source: Source | None,
+def pretraining_fisher(
+    source: PretrainingSource | None,
     trained: TransferModel,
     tensors: Mapping[str, Tensor] | None,
     sequences: int,
@@ -227,8 +233,8 @@ def fisher_of(
         return {}
     split = source.text("train")
     count = min(sequences, len(split.data))
-    chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
-    batch = split.data.batch(chosen)
+    indices = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
+    batch = split.data.batch(indices)
     # The weights of now and not of the checkpoint: an edit may have drawn some of them again.
     weights = backbone_hash(trained.state_dict())
     digest = hashlib.blake2b(weights.encode(), digest_size=16)
@@ -245,11 +251,11 @@ def fisher_of(
     def compute() -> dict[str, Tensor]:
         log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
         model = source.model(trained, tensors)
-        with progress("Fisher information", count, "sequences") as more:
+        with progress("Fisher information", count, "sequences") as advance:
             fisher = fisher_information(
                 model,
                 source.objective,
-                (more(1) or split.data.batch(chosen[n : n + 1]) for n in range(count)),
+                (advance(1) or split.data.batch(indices[n : n + 1]) for n in range(count)),
                 kind,  # type: ignore[arg-type]  # any other word is refused there
                 seed=0,
             )
@@ -261,5 +267,5 @@ def fisher_of(
             # Not `save_file`, which has an error of its own for a full disk.
             (unfinished / "fisher.safetensors").write_bytes(save(dict(fisher)))
 
-    said = partial(log.warning, "the Fisher information is not kept: %s")
-    return kept(entry, read, compute, write, said)
+    on_failure = partial(log.warning, "the Fisher information is not kept: %s")
+    return load_or_make(entry, read, compute, write, on_failure)

@@ -11,13 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.check_training import LENGTHS
-from transfer_cli.config.dialled import found_by_rule
-from transfer_cli.config.flat import flat
-from transfer_cli.config.literal import as_typed
+from transfer_cli.config.dialled import keys_found_by_rule
+from transfer_cli.config.flat import flat_items
+from transfer_cli.config.literal import path_override
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
-from transfer_cli.earlier_runs import typed_as_then
+from transfer_cli.earlier_runs import typed_with_old_defaults
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
@@ -26,7 +26,7 @@ from transfer_cli.runs.sweep import SweepDirectory
 AUTO = "auto"
 """The value of `resume` with which the same command begins a run and resumes it."""
 
-_FOUND = {
+_UNDECIDED = {
     "data.text": None, "data.label": None, "data.header": None, "student.layers": None,
     "loop.compile": AUTO, "tokenizer.size": AUTO,
 }  # fmt: skip
@@ -66,7 +66,7 @@ def config_to_resume(
     if run.read_command() != command:
         raise CheckpointError(
             f"resume: {run.path} is a run of {run.read_command()}: "
-            f"type transfer {run.read_command()} {as_typed('resume', run.path)}"
+            f"type transfer {run.read_command()} {path_override('resume', run.path)}"
         )
     stored = read_stored(run.config, command, "resume")
     overrides = OverridesParser.create().parse_overrides(list(typed))
@@ -90,11 +90,15 @@ def config_to_resume(
     if config.resume == AUTO:
         # The same command was typed again, so all of its config can be compared.
         now, then = (
-            dict(flat(json.loads(json.dumps(OmegaConf.to_container(settings, resolve=True)))))
+            dict(flat_items(json.loads(json.dumps(OmegaConf.to_container(settings, resolve=True)))))
             for settings in (config, stored)
         )
-        given = {override.key_or_group for override in overrides}
-        _refuse_another(typed_as_then(now, then, given), then, found_by_rule(config, given))
+        typed_keys = {override.key_or_group for override in overrides}
+        _refuse_other_command(
+            typed_with_old_defaults(now, then, typed_keys),
+            then,
+            keys_found_by_rule(config, typed_keys),
+        )
     return stored
 
 
@@ -111,13 +115,13 @@ def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
         )
 
 
-def _refuse_change(override: Override, chosen: str | None, stored: Any) -> None:
+def _refuse_change(override: Override, preset: str | None, stored: Any) -> None:
     """Refuse an override of another option or value than the run was begun with."""
     if override.is_delete() or override.is_add():
         raise ConfigError(f"resume: {override.input_line} would change the run; leave it out")
     key, value = override.key_or_group, override.value()
-    if chosen is not None:
-        stored, value = chosen, str(value)
+    if preset is not None:
+        stored, value = preset, str(value)
     if stored != value:
         raise ConfigError(
             f"resume: {key}={value} contradicts the run's {key}={stored}; leave it out, "
@@ -125,13 +129,13 @@ def _refuse_change(override: Override, chosen: str | None, stored: Any) -> None:
         )
 
 
-def _refuse_another(
+def _refuse_other_command(
     typed: Mapping[str, Any], stored: Mapping[str, Any], by_rule: Set[str] = frozenset()
 ) -> None:
     """Refuse a command that is not the one that began the run; what rules decided stays."""
     for key in sorted((typed.keys() | stored.keys()) - by_rule):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
-        is_found = (key in _FOUND and typed.get(key) == _FOUND[key]) or (
+        is_found = (key in _UNDECIDED and typed.get(key) == _UNDECIDED[key]) or (
             key == RATE and isinstance(typed.get(key), str)
         )
         if not (is_found or role_of(key) & free) and typed.get(key) != stored.get(key):

@@ -15,8 +15,8 @@ from transfer_cli.adaptation.penalties import Start
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, has_fixed_features
 from transfer_cli.assembly.checks import check_graphs
-from transfer_cli.assembly.datasets import DataPlace, Prepared
-from transfer_cli.assembly.drawing import draw
+from transfer_cli.assembly.datasets import DataPlace, PreparedData
+from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.memory_estimate import with_micro_batch
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import is_solver, parameter_groups
@@ -24,13 +24,13 @@ from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import (
     Forgetting,
     ForgettingText,
-    Source,
-    fisher_of,
-    forgetting_of,
+    PretrainingSource,
+    build_forgetting,
+    pretraining_fisher,
 )
-from transfer_cli.assembly.teacher_answers import ask_teachers
-from transfer_cli.assembly.teachers import lend_teachers
-from transfer_cli.batch import with_facts, with_rows
+from transfer_cli.assembly.teacher_answers import add_teacher_answers
+from transfer_cli.assembly.teachers import load_teachers
+from transfer_cli.batch import with_facts, with_packed_rows
 from transfer_cli.config.build import build
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.data.corpus import TextBlocks
@@ -41,12 +41,12 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.averaging import EMA, Average, LastK
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.compiling import compile_passes
-from transfer_cli.engine.cost import Flops, Tally
+from transfer_cli.engine.cost import FlopCounter, Flops
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
-from transfer_cli.engine.evaluation import batch_of
+from transfer_cli.engine.evaluation import inference_batch_size
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
-from transfer_cli.engine.precision import frozen_matrices, halve
+from transfer_cli.engine.precision import cast_to_bf16, frozen_matrices
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Passes, TrainStep, Update
 from transfer_cli.model.readout import TopLayer
@@ -58,11 +58,10 @@ from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
-MOST_FEATURES = 4 * 2**30
+MAX_FEATURE_BYTES = 4 * 2**30
 """Bytes of cached states from which on computing them again is the lesser evil."""
 
-
-_LOOKED_AT = 8
+_INSPECTED_BLOCKS = 8
 """Blocks of text by which is seen whether a loss changes their lengths."""
 
 
@@ -73,31 +72,31 @@ class TrainingRun:
     Args:
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
-        leave_out: Names of the weights that are not.
+        omitted_weights: Names of the weights that are not stored.
         forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
-        passing: The same where nothing trains.
+        inference_batch: The same where nothing trains.
         average: Of the weights; None: it keeps none.
-        states: What the states took that it keeps of a frozen backbone, here or where the cache
-            has them from.
+        state_flops: What the kept states of a frozen backbone took, here or where the cache has
+            them from.
     """
 
     blueprint: Blueprint
-    prepared: Mapping[str, Prepared]
+    prepared: Mapping[str, PreparedData]
     streams: Mapping[str, Stream]
     step: TrainStep
-    tally: Tally
+    tally: FlopCounter
     base_hash: str | None
-    leave_out: frozenset[str]
+    omitted_weights: frozenset[str]
     forgetting: Forgetting | None
     micro_batch: int
-    passing: int
+    inference_batch: int
     origins: Origins
     average: Average | None
-    states: Flops
+    state_flops: Flops
 
     @property
-    def data(self) -> Prepared:
+    def data(self) -> PreparedData:
         """The data of the main stream."""
         return self.prepared["main"]
 
@@ -106,17 +105,17 @@ class TrainingRun:
         """The model that trains."""
         return self.blueprint.model
 
-    def of_task(self, task: Task) -> "TrainingRun":
+    def with_task(self, task: Task) -> "TrainingRun":
         """Return the run with another record of its task: it answers and is described by that."""
         plan = self.blueprint
         objective, info = plan.network.losses[0].objective, plan.data.info
         objective.info = replace(objective.info, task=task)
         data = replace(plan.data, info={**info, "main": replace(info["main"], task=task)})
-        prepared = {**self.prepared, "main": self.data.of_task(task)}
+        prepared = {**self.prepared, "main": self.data.with_task(task)}
         return replace(self, blueprint=replace(plan, data=data), prepared=prepared)
 
     @property
-    def portion(self) -> int:
+    def loss_batch(self) -> int:
         """Sequences of a step that the losses take at once; of pooled features, all of them."""
         data = self.streams["main"].data
         pooled = isinstance(data, CachedFeatures) and data.pooling is not None
@@ -131,80 +130,53 @@ def build_run(
     What it is made from is noted in `origins`, or compared with what is noted there.
     """
     origins = origins or Origins()
-    plan = with_micro_batch(draw(config, command, typed, origins))
+    plan = with_micro_batch(draw_blueprint(config, command, typed, origins))
     start, tensors = plan.start.pretrained, plan.start.tensors
     if start is not None and tensors is not None:
-        origins.weights("init_from", start.weights, start.fingerprint(tensors))
-    with distributed.main_first():
-        prepared = _with_answered(
-            plan.data.encoded(), plan.network.losses, config.evaluation.generate
-        )
-    _log_start(plan)
+        origins.check_weights("init_from", start.weights, start.fingerprint(tensors))
     network, precision, loop = plan.network, plan.precision, plan.course.loop
-    model, losses = network.model, network.losses
-    _begin_with_vectors(plan, origins)
+    adaptation, model, losses = plan.adaptation, network.model, network.losses
+    with distributed.main_first():
+        prepared = _limit_answered(plan.data.encoded(), losses, config.evaluation.generate)
+    _log_start(plan)
+    _load_word_vectors(plan, origins)
     # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
-    model.backbone.recompute(loop.activation_checkpointing)
+    model.backbone.set_activation_checkpointing(loop.activation_checkpointing)
     place = DataPlace(config.data_dir, config.seed)
     micro_batch = min(int(loop.micro_batch or loop.batch), loop.batch)
-    passing = _passing(plan, micro_batch)
-    ask_teachers(prepared, losses, precision, origins, place.cache, passing)
-    lend_teachers(losses, plan.start.teachers, precision, origins)
+    inference_batch = _inference_batch(plan, micro_batch)
+    add_teacher_answers(prepared, losses, precision, origins, place.cache, inference_batch)
+    load_teachers(losses, plan.start.teachers, precision, origins)
     for loss in losses:
         loss.objective.on_examples(prepared[loss.stream].splits, model.backbone.shape)
-    stages = Stages(model, plan.course.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
+    stages = Stages(model, plan.course.stage_plans, frozen_eval=adaptation.frozen_eval)
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
         # On the device, and before a resume loads other weights: some keep a copy.
         loss.objective.on_train_start(model, network.inherited)
-    source = _source(plan, place, origins, typed)
-    if plan.adaptation.penalty is not None:
-        fisher = partial(fisher_of, source, model, tensors)
+    source = _pretraining_source(plan, place, origins, typed)
+    if adaptation.penalty is not None:
+        fisher = partial(pretraining_fisher, source, model, tensors)
         with distributed.main_first():
-            plan.adaptation.penalty.start(Start(model, network.inherited, fisher))
-    halve(model, frozen_matrices(model, precision, plan.left_out, sharded=plan.sharded))
+            adaptation.penalty.start(Start(model, network.inherited, fisher))
+    cast_to_bf16(
+        model, frozen_matrices(model, precision, plan.omitted_weights, sharded=plan.sharded)
+    )
     # Before the optimizer sees the parameters: shards are others.
-    parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
-    _compile(plan, prepared, micro_batch)
-    groups = parameter_groups(
-        model,
-        network.groups,
-        plan.adaptation.layer_scale,
-        weight_decay=plan.adaptation.uses_weight_decay,
-    )
-    step = TrainStep(
-        model,
-        losses,
-        stages,
-        Passes(
-            precision, parallel, with_rows if loop.pack else with_facts, _lanes(plan, micro_batch)
-        ),
-        Update(
-            build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
-            plan.course.lr_scheduler,
-            loop.clip,
-            loop.max_bad_steps,
-            plan.adaptation.penalty,
-            solves=is_solver(plan.config.optimizer),
-        ),
-        groups=network.groups,
-        seed=config.seed,
-    )
-    tally = count(step)
-    forgetting = forgetting_of(
-        build(config.forgetting, "forgetting", ForgettingText),
-        source,
-        model,
-        tensors,
-        passing,
-        precision,
-    )
+    parallel = _parallelize(model, losses, precision.device, sharded=plan.sharded)
+    _compile_model(plan, prepared, micro_batch)
+    step = _build_step(plan, stages, parallel, micro_batch)
+    tally = attach_tally(step)
+    options = build(config.forgetting, "forgetting", ForgettingText)
+    forgetting = build_forgetting(options, source, model, tensors, inference_batch, precision)
     if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
         with tally.counting(0):
-            prepared = {"main": _with_features(prepared["main"], plan, place.cache, passing)}
+            prepared = {
+                "main": _cache_features(prepared["main"], plan, place.cache, inference_batch)
+            }
     splits = prepared["main"].splits.values()
-    kept = [split.data for split in splits if isinstance(split.data, CachedFeatures)]
+    cached = [split.data for split in splits if isinstance(split.data, CachedFeatures)]
     return TrainingRun(
         # Without the tensors: training needs the memory.
         blueprint=replace(plan, start=replace(plan.start, tensors=None)),
@@ -214,27 +186,54 @@ def build_run(
         tally=tally,
         # Trained weights alone refer to the backbone that has the others.
         base_hash=backbone_hash(tensors)
-        if tensors is not None and plan.adaptation.store == "trained"
+        if tensors is not None and adaptation.store == "trained"
         else None,
-        leave_out=plan.left_out,
+        omitted_weights=plan.omitted_weights,
         forgetting=forgetting,
         micro_batch=micro_batch,
-        passing=passing,
+        inference_batch=inference_batch,
         origins=origins,
-        average=_average(model, plan.course.ever_trains, loop),
-        states=tally.of_passes(made for data in kept for made in data.passes(model)),
+        average=_build_average(model, plan.course.ever_trains, loop),
+        state_flops=tally.flops_of_passes(one for data in cached for one in data.passes(model)),
     )
 
 
-def _passing(plan: Blueprint, micro_batch: int) -> int:
+def _build_step(plan: Blueprint, stages: Stages, parallel: Parallel, micro_batch: int) -> TrainStep:
+    model, loop, adaptation = plan.model, plan.course.loop, plan.adaptation
+    groups = parameter_groups(
+        model,
+        plan.network.groups,
+        adaptation.layer_scale,
+        weight_decay=adaptation.uses_weight_decay,
+    )
+    prepare_batch = with_packed_rows if loop.pack else with_facts
+    return TrainStep(
+        model,
+        plan.network.losses,
+        stages,
+        Passes(plan.precision, parallel, prepare_batch, _carried_memory(plan, micro_batch)),
+        Update(
+            build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
+            plan.course.lr_scheduler,
+            loop.clip,
+            loop.max_bad_steps,
+            adaptation.penalty,
+            uses_closure=is_solver(plan.config.optimizer),
+        ),
+        groups=plan.network.groups,
+        seed=plan.config.seed,
+    )
+
+
+def _inference_batch(plan: Blueprint, micro_batch: int) -> int:
     """Return how many sequences pass at once where nothing trains."""
     device = plan.precision.device
     if device.type != "cuda" or plan.sharded:
         return micro_batch
-    return max(micro_batch, batch_of("auto", plan.model, device))
+    return max(micro_batch, inference_batch_size("auto", plan.model, device))
 
 
-def _compile(plan: Blueprint, prepared: Mapping[str, Prepared], micro_batch: int) -> None:
+def _compile_model(plan: Blueprint, prepared: Mapping[str, PreparedData], micro_batch: int) -> None:
     """Compile the passes of a run's model, if the run asks for it."""
     loop, device = plan.course.loop, plan.precision.device
     varies = not (loop.compile or loop.cuda_graphs) or _lengths_vary(plan, prepared)
@@ -244,13 +243,13 @@ def _compile(plan: Blueprint, prepared: Mapping[str, Prepared], micro_batch: int
         compile_passes(plan.model, device, lengths_vary=varies, cuda_graphs=loop.cuda_graphs)
 
 
-def _lengths_vary(plan: Blueprint, prepared: Mapping[str, Prepared]) -> bool:
+def _lengths_vary(plan: Blueprint, prepared: Mapping[str, PreparedData]) -> bool:
     """Return whether full batches differ in what is computed: in length, stream, memory."""
     data, *others = (part.splits["train"].data for part in prepared.values())
-    if plan.remembers or others or not isinstance(data, TextBlocks):
+    if plan.carries_memory or others or not isinstance(data, TextBlocks):
         return True
     losses = (loss for loss in plan.network.losses if not loss.objective.reads_main_view)
-    blocks = data.batch(np.arange(min(_LOOKED_AT, len(data))))
+    blocks = data.batch(np.arange(min(_INSPECTED_BLOCKS, len(data))))
     views = (loss.objective.prepare(blocks, ExampleNoise(0)) for loss in losses)
     return not all(bool(view["mask"].all()) for view in views)
 
@@ -262,31 +261,33 @@ def _log_start(plan: Blueprint) -> None:
         log.warning("%s", warning)
 
 
-def _source(
+def _pretraining_source(
     plan: Blueprint, place: DataPlace, origins: Origins, typed: Sequence[str]
-) -> Source | None:
+) -> PretrainingSource | None:
     """Return what the run starts from, for what goes back to it; None for fresh weights."""
-    asked = plan.config.source.data
-    named = None if asked is None else build(asked, "source.data", TextData)
+    node = plan.config.source.data
+    text = None if node is None else build(node, "source.data", TextData)
     if plan.start.pretrained is None:
         return None
-    return Source(plan.start.pretrained, plan.model.backbone.shape, place, origins, named, typed)
+    return PretrainingSource(
+        plan.start.pretrained, plan.model.backbone.shape, place, origins, text, typed
+    )
 
 
-def _begin_with_vectors(plan: Blueprint, origins: Origins) -> None:
+def _load_word_vectors(plan: Blueprint, origins: Origins) -> None:
     """Put word vectors in place of the embeddings of words, where a new model asks for it."""
     path = None if plan.start.pretrained else plan.config.model.get("embeddings")
     if path is None or origins.lines is not None:  # a resume has weights
         return
-    from transfer_cli.data.word_vectors import WordVectors, rows_of
+    from transfer_cli.data.word_vectors import WordVectors, token_vectors
 
     vectors, table = WordVectors.open(Path(path)), plan.model.backbone.token_embedding.weight
     vectors.check_size(table.shape[1])
-    for token, vector in rows_of(vectors, plan.data.tokenizer).items():
+    for token, vector in token_vectors(vectors, plan.data.tokenizer).items():
         table.detach()[token] = torch.from_numpy(vector)
 
 
-def _parallel(
+def _parallelize(
     model: TransferModel, losses: Sequence[Loss], device: torch.device, *, sharded: bool
 ) -> Parallel:
     """Let the processes of the run share its model; return how."""
@@ -302,7 +303,7 @@ def _parallel(
     return Replicated(model, some_unused=some_unused)
 
 
-def _average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Average | None:
+def _build_average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Average | None:
     match loop.average:
         case "ema":
             return EMA(model, trains, loop.average_decay)
@@ -311,27 +312,27 @@ def _average(model: TransferModel, trains: Set[str], loop: LoopConfig) -> Averag
     return None
 
 
-def _lanes(plan: Blueprint, micro_batch: int) -> CarriedMemory | None:
-    if not plan.remembers:
+def _carried_memory(plan: Blueprint, micro_batch: int) -> CarriedMemory | None:
+    if not plan.carries_memory:
         return None
     shape, epoch = plan.model.backbone.shape, plan.course.sizes.steps_per_epoch
     return CarriedMemory(shape, plan.course.loop.batch, micro_batch, epoch, plan.precision.device)
 
 
-def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
+def _stream(name: str, part: PreparedData, plan: Blueprint, seed: int) -> Stream:
     data = part.splits["train"].data
     own_seed = seed if name == "main" else derive(seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
     lengths = part.lengths if plan.course.loop.bucket else None
-    if plan.remembers:
+    if plan.carries_memory:
         return Stream(data, LaneSampler(len(data), plan.course.loop.batch, own_seed))
     sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths, part.sources)
     return Stream(data, sampler, joins_main=name in plan.data.joining)
 
 
-def _with_answered(
-    prepared: Mapping[str, Prepared], losses: Sequence[Loss], most: int | None
-) -> dict[str, Prepared]:
+def _limit_answered(
+    prepared: Mapping[str, PreparedData], losses: Sequence[Loss], most: int | None
+) -> dict[str, PreparedData]:
     """Return data of whose validation examples at most so many are answered; None: all."""
     writes = {loss.stream for loss in losses if loss.objective.writes_answers}
     bounded = dict(prepared)
@@ -345,7 +346,7 @@ def _with_answered(
     return bounded
 
 
-def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> Prepared:
+def _cache_features(part: PreparedData, plan: Blueprint, cache: Path, batch: int) -> PreparedData:
     """Return training and validation data that bring their hidden states along."""
     model, precision = plan.model, plan.precision
     layers = getattr(model.readout, "layers", None)
@@ -354,14 +355,14 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
     used = {name: part.splits[name] for name in ("train", "validation") if name in part.splits}
     shape = model.backbone.shape
     needed = sum(memory_needed(split.data, shape, layers, pooling) for split in used.values())
-    if needed > MOST_FEATURES:
+    if needed > MAX_FEATURE_BYTES:
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
     settings = {"edits": plan.network.edits, "compile": plan.course.loop.compile}
     if plan.course.loop.bf16_residual:
         settings["bf16_residual"] = True
     shared = SharedStates(cache / "features", settings)
-    kept = {
+    cached = {
         name: replace(
             split,
             without_states=split.data,
@@ -372,7 +373,7 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
                 batch=batch,
                 layers=layers,
                 pooling=pooling,
-                keep_on=precision.device,
+                device=precision.device,
                 shared=shared,
             ),
         )
@@ -381,15 +382,15 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> 
     log.info(
         "states of the frozen backbone are computed once: %.1f MiB; features: %s",
         needed / 2**20,
-        ", ".join(sorted(set(shared.came))),
+        ", ".join(sorted(set(shared.outcomes))),
     )
-    return replace(part, splits={**part.splits, **kept})
+    return replace(part, splits={**part.splits, **cached})
 
 
-def count(step: TrainStep) -> Tally:
+def attach_tally(step: TrainStep) -> FlopCounter:
     """Return what counts all that a step computes from now on, in this process."""
     others = {id(model): model for loss in step.losses for model in loss.objective.other_models}
     trains = [span.trains for span in step.stages.spans]
-    tally = Tally(step.model, trains, [*others.values()])
+    tally = FlopCounter(step.model, trains, [*others.values()])
     step.counting = tally.counting
     return tally

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.assembly.finished_run import Opened, check_one_stack
+from transfer_cli.assembly.finished_run import OpenedModel, check_one_stack
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.batch import to_device, with_facts
 from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
-from transfer_cli.engine.evaluation import batch_of, portions
+from transfer_cli.engine.evaluation import index_batches, inference_batch_size
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modules
@@ -41,7 +41,7 @@ class SentenceVectors:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenedModel,
         precision: Precision,
         pooling: str = "auto",
         *,
@@ -58,21 +58,21 @@ class SentenceVectors:
             )
         check_one_stack(opened)
         modules = SentenceModules("mean", normalize=False, length=None, lowercase=False)
-        self._trained = isinstance(opened.objective, Contrastive)
+        self._is_contrastive = isinstance(opened.objective, Contrastive)
         if isinstance(opened.objective, Contrastive):
-            pooled_by, is_unit = opened.objective.pooled_by, bool(opened.objective.normalize)
+            pooled_by, is_unit = opened.objective.vector_pooling, bool(opened.objective.normalize)
             modules = replace(modules, pooling=pooled_by, normalize=is_unit)
         if pooling == "auto":
             modules = sentence_modules(opened.start.folder) or modules
         self.pooling = modules.pooling if pooling == "auto" else cast(Pooling, pooling)
         self.normalize = modules.normalize if normalize is None else normalize
-        self.batch = batch_of(batch, opened.model, precision.device)
+        self.batch = inference_batch_size(batch, opened.model, precision.device)
         self.width = opened.model.backbone.shape.width * (3 if self.pooling == "concat" else 1)
         self._opened, self._precision = opened, precision
         self._length = min(opened.length, modules.length or opened.length)
         self._lowercase = modules.lowercase
 
-    def of(self, examples: Sequence[Example]) -> Tensor:
+    def encode(self, examples: Sequence[Example]) -> Tensor:
         """Return the vectors of texts (or pairs), `[N, D]` in float32 on the CPU."""
         if self._lowercase:
             examples = [replace(example, text=example.text.lower()) for example in examples]
@@ -80,11 +80,11 @@ class SentenceVectors:
         direction = direction_of(model.backbone.shape)
         data = encode_texts(examples, self._opened.start.tokenizer, self._length, direction, {})
         vectors_ND = torch.empty(len(data), self.width)
-        for rows in portions(data, data.lengths.argsort(kind="stable"), self.batch):
+        for rows in index_batches(data, data.lengths.argsort(kind="stable"), self.batch):
             view = to_device(with_facts(data.batch(rows)), device)
             with torch.inference_mode(), self._precision.context():
                 encoding = Encoding(model, view)
-                states_BTD = encoding.top if self._trained else encoding.states[-1]
+                states_BTD = encoding.top if self._is_contrastive else encoding.states[-1]
                 pooled_BD = pool(states_BTD, view["mask"], self.pooling).float().cpu()
             vectors_ND[torch.from_numpy(rows)] = pooled_BD
         return F.normalize(vectors_ND, dim=1) if self.normalize else vectors_ND

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
-from transfer_cli.assembly.datasets import Prepared
+from transfer_cli.assembly.datasets import PreparedData
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.origins import Origins
@@ -21,16 +21,16 @@ from transfer_cli.errors import CheckpointError, ConfigError, NotFiniteError
 from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.progress import progress
-from transfer_cli.runs.cache import kept, new_entry
+from transfer_cli.runs.cache import load_or_make, new_entry
 from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
-_FILE = "answers.safetensors"
+_ANSWERS_FILE = "answers.safetensors"
 
 
-def ask_teachers(
-    prepared: Mapping[str, Prepared],
+def add_teacher_answers(
+    prepared: Mapping[str, PreparedData],
     losses: Sequence[Loss],
     precision: Precision,
     origins: Origins,
@@ -58,16 +58,16 @@ def ask_teachers(
         except CheckpointError as error:
             raise CheckpointError(f"{key}: {str(error).removeprefix('run: ')}") from error
         digest = ensemble.digest()
-        origins.weights(key, Path(loss.objective.teachers[0]), digest)
+        origins.check_weights(key, Path(loss.objective.teachers[0]), digest)
         for split in part.splits.values():
             data = split.encoded
-            ask = partial(_answers, ensemble, part.task, data.examples)
+            ask = partial(_ask, ensemble, part.task, data.examples)
             data.add_answers(
-                loss.objective.key, _known(cache, digest, part.task, data.examples, ask)
+                loss.objective.key, _cached_answers(cache, digest, part.task, data.examples, ask)
             )
 
 
-def _known(
+def _cached_answers(
     cache: Path,
     digest: str,
     task: Task,
@@ -80,27 +80,27 @@ def _known(
     entry = cache / "teachers" / texts.hexdigest()
 
     def read(entry: Path) -> npt.NDArray[np.float32] | None:
-        answers: npt.NDArray[np.float32] = load_file(entry / _FILE)["answers"]
+        answers: npt.NDArray[np.float32] = load_file(entry / _ANSWERS_FILE)["answers"]
         return answers
 
     def write(answers: npt.NDArray[np.float32]) -> None:
         with new_entry(entry) as unfinished:
             # Not `save_file`, which has an error of its own for a full disk.
-            (unfinished / _FILE).write_bytes(save({"answers": answers}))
+            (unfinished / _ANSWERS_FILE).write_bytes(save({"answers": answers}))
 
     if distributed.world_size() > 1:
         return ask()  # each process does a part of them
-    return kept(entry, read, ask, write, partial(log.warning, "answers are not kept: %s"))
+    return load_or_make(entry, read, ask, write, partial(log.warning, "answers are not kept: %s"))
 
 
-def _answers(ensemble: Ensemble, task: Task, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
+def _ask(ensemble: Ensemble, task: Task, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
     """Return what the teachers say of each example, or word by word, `[N, labels]`.
 
     Choices and numbers likewise.
     """
-    with progress("asking teachers", ensemble.num_runs * len(examples), "texts") as more:
-        replies = ensemble.together(examples, more)
-    ensemble.say_cuts()
+    with progress("asking teachers", ensemble.num_runs * len(examples), "texts") as advance:
+        replies = ensemble.answers(examples, advance)
+    ensemble.warn_of_texts()
     if None in replies:
         raise NotFiniteError(f"a teacher's answer to example {replies.index(None) + 1:,}")
     ours = (task.combine([(ensemble.task, answer)]) for answer in replies if answer is not None)

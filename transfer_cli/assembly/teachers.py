@@ -4,25 +4,25 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
-from transfer_cli.assembly.losses import Asked
+from transfer_cli.assembly.losses import RequestedLoss
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.config.literal import as_typed
+from transfer_cli.config.literal import path_override
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError, ConfigError, listed
+from transfer_cli.errors import CheckpointError, ConfigError, list_names
 from transfer_cli.objectives.base import Loss, loss_key
 from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.runs.directory import TOKENIZER
 
 
-def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...]]:
+def open_teachers(losses: Mapping[str, RequestedLoss]) -> dict[str, tuple[Pretrained, ...]]:
     """Look at the teachers of all losses, without their weights, before data are read.
 
     Losses that compare with models in each step learn what these are like; such models are returned
     by the name of the loss.
     """
     compared = {}
-    for name, loss in asked.items():
+    for name, loss in losses.items():
         key, paths = loss_key(name), loss.objective.teacher_runs
         if not paths:
             continue
@@ -40,7 +40,7 @@ def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...
     return compared
 
 
-def check_reads_alike(
+def check_teachers(
     teachers: Mapping[str, Sequence[Pretrained]], tokenizer: Tokenizer, length: int
 ) -> None:
     """Refuse teachers that cannot read a run's tokens, in texts of a length."""
@@ -49,7 +49,7 @@ def check_reads_alike(
             key, positions = f"{loss_key(name)}.teachers", teacher.description.shape.positions
             if teacher.tokenizer.hash != tokenizer.hash:
                 file = teacher.folder / TOKENIZER
-                cure = f"give tokenizer=file {as_typed('tokenizer.path', file)}, or init_from"
+                cure = f"give tokenizer=file {path_override('tokenizer.path', file)}, or init_from"
                 raise ConfigError(
                     f"{key}: {teacher.folder} reads other tokens than this run, and single tokens "
                     f"are compared; {cure if file.is_file() else 'begin with it: init_from'}"
@@ -61,7 +61,7 @@ def check_reads_alike(
                 )
 
 
-def lend_teachers(
+def load_teachers(
     losses: Sequence[Loss],
     teachers: Mapping[str, Sequence[Pretrained]],
     precision: Precision,
@@ -80,9 +80,9 @@ def lend_teachers(
             model, report = start.filled(tensors, objective.language_model)
             if report.new:
                 raise CheckpointError(
-                    f"{key}: {start.weights} has no language-model head ({listed(report.new)} "
+                    f"{key}: {start.weights} has no language-model head ({list_names(report.new)} "
                     "missing); give a run of transfer pretrain, or a published language model"
                 )
             models.append(model.to(precision.device).eval().requires_grad_(requires_grad=False))
-        origins.weights(key, teachers[loss.name][0].weights, digest.hexdigest())
+        origins.check_weights(key, teachers[loss.name][0].weights, digest.hexdigest())
         objective.set_teachers(models)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.analysis.analysis import Analysis, Material, Subject
-from transfer_cli.analysis.pictures import drawn
+from transfer_cli.analysis.pictures import draw_charts
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
-from transfer_cli.assembly.finished_run import Opened, check_one_stack, open_to_look_into
+from transfer_cli.assembly.finished_run import OpenedModel, check_one_stack, open_for_analysis
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_new, check_output
@@ -72,7 +72,7 @@ def analyze(config: AnalyzeConfig) -> None:
             raise ConfigError("html: a page is a file; name it, as in html=page.html")
         check_output(config.html, "html")
         check_ending("html", config.html, (".html",))
-    analyses = _analyses(config.analysis)
+    analyses = _build_analyses(config.analysis)
     needing = next((name for name, analysis in analyses.items() if analysis.needs_other), None)
     precision = device_and_precision(config.device, config.precision)
     if config.output is not None:
@@ -83,10 +83,10 @@ def analyze(config: AnalyzeConfig) -> None:
     directory = None
     for name, analysis in analyses.items():
         finding = findings[name] = analysis(subject)
-        pictures[name] = drawn(finding.charts)
-        directory = directory or _directory(config)
+        pictures[name] = draw_charts(finding.charts)
+        directory = directory or _open_directory(config)
         write_analysis(directory.path, name, finding.as_json(), pictures[name], finding.files)
-        print_out(Page(*_printed(finding)))
+        print_out(Page(*_finding_blocks(finding)))
         print_line(f"{name:10s} {directory.analyses / f'{name}.json'}")
     if config.html is not None:
         page = analyses_page(config.run, findings, pictures)
@@ -94,7 +94,7 @@ def analyze(config: AnalyzeConfig) -> None:
         print_line(f"{'page':10s} {config.html}")
 
 
-def _printed(finding: Finding) -> Iterator[Renderable]:
+def _finding_blocks(finding: Finding) -> Iterator[Renderable]:
     """Yield what a terminal shows of a finding: its summary, and the first rows of its tables."""
     yield Prose(finding.summary)
     for table in finding.tables:
@@ -116,7 +116,7 @@ def _printed(finding: Finding) -> Iterator[Renderable]:
     yield from (Line(Piece(note, "note")) for note in finding.notes)
 
 
-def _analyses(nodes: Mapping[str, Any] | None) -> Mapping[str, Analysis]:
+def _build_analyses(nodes: Mapping[str, Any] | None) -> Mapping[str, Analysis]:
     """Return the analyses that are asked for, by the names of their options."""
     if not nodes:
         raise ConfigError(
@@ -131,8 +131,8 @@ def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -
 
     Where an analysis is `needing` another and none is named, it is the model that a run began with.
     """
-    asked = _SPLITS.get(config.split, (config.split,))
-    first = open_to_look_into(config.run, precision, config.base)
+    splits = _SPLITS.get(config.split, (config.split,))
+    first = open_for_analysis(config.run, precision, config.base)
     other = config.other
     if needing is not None and other is None:
         other = first.config.get("init_from")
@@ -142,33 +142,35 @@ def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -
                 "checkpoint of the same run, too"
             )
 
-    def made(opened: Opened, other: Subject | None = None) -> Subject:
+    def make_subject(opened: OpenedModel, other: Subject | None = None) -> Subject:
         check_one_stack(opened)
         if opened.start.graph is not None:
             raise ConfigError(
                 f"run: {opened.path} is an ONNX graph, into which no analysis looks; take the run"
             )
-        shown = material_of(config, opened, whose=first)
-        return Subject(opened, shown, asked, precision, config.batch, config.seed, other)
+        material = material_of(config, opened, whose=first)
+        return Subject(opened, material, splits, precision, config.batch, config.seed, other)
 
     if other is None:
-        return made(first)
-    return made(first, made(open_to_look_into(other, precision, key="other")))
+        return make_subject(first)
+    return make_subject(first, make_subject(open_for_analysis(other, precision, key="other")))
 
 
-def _directory(config: AnalyzeConfig) -> RunDirectory:
+def _open_directory(config: AnalyzeConfig) -> RunDirectory:
     """Return the run itself, or a new run directory for what is found."""
     run = RunDirectory(Path(config.run).expanduser())
     if config.output is None and RunDirectory.holds_run(run.path):
         return run
-    typed = CommandLine.of_this_command()
+    typed = CommandLine.current()
     if config.output is None:
         name = Path(config.run.removeprefix(HUB)).name
         directory = RunDirectory.create_new(Path("runs/analyze"), name)
     else:
         directory = RunDirectory.create(Path(config.output).expanduser())
     with directory.written_at_once():
-        directory.start("analyze", as_yaml(config), typed.overrides, typed.presets, environment())
+        directory.write_start(
+            "analyze", as_yaml(config), typed.overrides, typed.presets, environment()
+        )
         Results("analyze", typed.presets, config.seed).write(directory.results)
     return directory
 
@@ -177,7 +179,7 @@ MOST_TEXTS = 100_000
 """Of a file: all of them are in memory."""
 
 
-def material_of(config: AnalyzeConfig, opened: Opened, whose: Opened) -> Material:
+def material_of(config: AnalyzeConfig, opened: OpenedModel, whose: OpenedModel) -> Material:
     """Return what `config` names for the model at hand, not yet encoded.
 
     Where nothing is named, it is what the run of `whose` was trained on.
@@ -185,18 +187,18 @@ def material_of(config: AnalyzeConfig, opened: Opened, whose: Opened) -> Materia
     if config.input is not None:
         if config.data is not None:
             raise ConfigError("input: is all that is shown; leave data= out")
-        return _file(config, opened)
+        return _file_texts(config, opened)
     node = whose.config.data if config.data is None else config.data
     if "_target_" not in node:
-        return _nothing(f"{whose.path} brings no data along")
+        return _no_texts(f"{whose.path} brings no data along")
     source: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
     if isinstance(source, ClozeTexts):
         raise ConfigError("data: these are texts with a gap, which only score takes")
     if isinstance(source, PairsOfSentences):
-        return _nothing("these are pairs of sentences", pairs=source)
+        return _no_texts("these are pairs of sentences", pairs=source)
     is_own, data_dir = config.data is None, config.data_dir
     if is_own:
-        typed = CommandLine.of_this_command().overrides
+        typed = CommandLine.current().overrides
         data_dir = datasets.data_dir_of(whose.config.data_dir, data_dir, typed)
     place = DataPlace(data_dir, whose.config.seed if is_own else config.seed)
     run = RunDirectory(whose.start.folder.parent)
@@ -204,10 +206,10 @@ def material_of(config: AnalyzeConfig, opened: Opened, whose: Opened) -> Materia
     origins = Origins(run if has_record else None, config.data_changed)
     if isinstance(source, TextData):
         return _running_text(source, place, opened, origins)
-    return _labelled(source, place, opened, origins)
+    return _labelled_texts(source, place, opened, origins)
 
 
-def _nothing(why: str, pairs: PairsOfSentences | None = None) -> Material:
+def _no_texts(why: str, pairs: PairsOfSentences | None = None) -> Material:
     """Return what some analyses do without: no texts."""
 
     def refuse(name: str) -> Split:
@@ -219,22 +221,26 @@ def _nothing(why: str, pairs: PairsOfSentences | None = None) -> Material:
     return Material(why, (), None, refuse, pairs)
 
 
-def _running_text(source: TextData, place: DataPlace, opened: Opened, origins: Origins) -> Material:
+def _running_text(
+    source: TextData, place: DataPlace, opened: OpenedModel, origins: Origins
+) -> Material:
     start = opened.start
 
     def encode(name: str) -> Split:
-        prepared, _ = datasets.text(
+        prepared, _ = datasets.prepare_text(
             source, place, start.description.shape, start.tokenizer, (name,),
-            lambda splits: origins.text("data", splits), start.lines,
+            lambda splits: origins.check_text("data", splits), start.lines,
         )  # fmt: skip
         return prepared.splits[name]
 
     return Material("this text", datasets.SPLITS, None, encode)
 
 
-def _labelled(source: TaskData, place: DataPlace, opened: Opened, origins: Origins) -> Material:
+def _labelled_texts(
+    source: TaskData, place: DataPlace, opened: OpenedModel, origins: Origins
+) -> Material:
     data = source.load(place.folder, place.seed)
-    data = origins.labelled("data", _as_known(data, opened.start.task))
+    data = origins.check_labelled("data", _numbered_by_task(data, opened.start.task))
     task = datasets.task_of_data(data)
     start, length = opened.start, source.length or opened.length
     known = start.task if start.task is not None and start.task.name == task.name else task
@@ -243,29 +249,30 @@ def _labelled(source: TaskData, place: DataPlace, opened: Opened, origins: Origi
 
     def encode(name: str) -> Split:
         shape = start.description.shape
-        return datasets.task(data, length, start.tokenizer, shape, (name,), known).splits[name]
+        names, tokenizer = (name,), start.tokenizer
+        return datasets.prepare_task(data, length, tokenizer, shape, names, known).splits[name]
 
     return Material("this data set", tuple(data.splits), known, encode)
 
 
-def _as_known(data: LabelledData, task: Task | None) -> LabelledData:
+def _numbered_by_task(data: LabelledData, task: Task | None) -> LabelledData:
     """Return data with the numbers of a model's labels, where it knows them all."""
     if task is None or not data.labels or not set(data.labels) <= set(task.labels):
         return data
-    return data.numbered_as(task.labels)
+    return data.with_label_numbers(task.labels)
 
 
-def _file(config: AnalyzeConfig, opened: Opened) -> Material:
+def _file_texts(config: AnalyzeConfig, opened: OpenedModel) -> Material:
     """Return the texts of a file: one a line, or a column of a table."""
     start = opened.start
     task = start.task or ClassificationTask()
     path = str(config.input)
     kind = reading.format_of("auto", path)
     wanted = Wanted(labelled=False, keys="")
-    with reading.opened(path, kind, Layout(), wanted) as given:
-        chosen = given.table.columns(wanted, wanted)
+    with reading.open_input(path, kind, Layout(), wanted) as opened_input:
+        chosen = opened_input.table.columns(wanted, wanted)
         columns = Columns(chosen, keep=False, task=task)
-        rows = reading.rows_of(given.table, columns, readers.refuse)
+        rows = reading.read_rows(opened_input.table, columns, readers.refuse)
         examples = [row.example for row in islice(rows, MOST_TEXTS)]
         is_cut = next(rows, None) is not None
     name = Path(path).name
@@ -275,12 +282,12 @@ def _file(config: AnalyzeConfig, opened: Opened) -> Material:
         )
 
     def encode(split: str) -> Split:
-        return _encoded(examples, task, opened)
+        return _encode_examples(examples, task, opened)
 
     return Material(name, (INPUT,), task, encode)
 
 
-def _encoded(examples: Sequence[Any], task: Task, opened: Opened) -> Split:
+def _encode_examples(examples: Sequence[Any], task: Task, opened: OpenedModel) -> Split:
     start = opened.start
     direction = direction_of(start.description.shape)
     encoded = task.encode(examples, start.tokenizer, opened.length, direction)

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from transfer_cli.assembly.finished_run import Trained, open_trained
-from transfer_cli.commands.conversation import listening
-from transfer_cli.commands.generate import Continuation, fit, sampling_of
+from transfer_cli.assembly.finished_run import TrainedModel, open_trained
+from transfer_cli.commands.conversation import open_chat_prompter
+from transfer_cli.commands.generate import Continuation, sampling_of, terminal_text
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.config.schema import ChatConfig, GenerateConfig
 from transfer_cli.data.chat_template import Message
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.generation.decoding import TokenSampler
-from transfer_cli.objectives.replies import replies
+from transfer_cli.objectives.replies import generate_replies
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask, NextUtterance
-from transfer_cli.terminal import flush_out
+from transfer_cli.terminal import write_out
 
 
 def chat(config: ChatConfig) -> None:
@@ -29,49 +29,46 @@ def chat(config: ChatConfig) -> None:
     trained = open_trained(config.run, precision, config.base)
     task, objective = trained.start.task, trained.objective
     if isinstance(task, DialogTask) and isinstance(objective, NextUtterance):
-        _dialog(config, trained, task, objective, precision)
+        _answer_as_dialog(config, trained, task, objective, precision)
     else:
-        _conversation(config, trained, precision)
+        _answer_by_template(config, trained, precision)
 
 
-def _conversation(config: ChatConfig, trained: Trained, precision: Precision) -> None:
+def _answer_by_template(config: ChatConfig, trained: TrainedModel, precision: Precision) -> None:
     """Answer as the chat template has it; `/reset` and `/system TEXT` begin anew."""
     most = config.max_tokens or 512
-    with listening(trained) as listener:
+    with open_chat_prompter(trained) as prompter:
         system = None if config.system is None else text_of(config.system, "system")
-        messages = _begun(system)
-        for line in _lines():
+        messages = _opening_messages(system)
+        for line in _typed_lines():
             command, _, rest = line.partition(" ")
             if command in ("/reset", "/system"):
                 system = rest.strip() if command == "/system" else system
-                messages = _begun(system)
+                messages = _opening_messages(system)
                 continue
             messages.append({"role": "user", "content": line})
             asked = GenerateConfig(
                 max_tokens=most, temperature=config.temperature, top_k=config.top_k,
                 top_p=config.top_p, seed=config.seed + len(messages),
             )  # fmt: skip
-            prompt = listener.prompt_within(messages, most)
+            prompt = prompter.prompt_within(messages, most)
             reply = Continuation(trained, precision, prompt, asked)
-            reply.run(lambda text: flush_out(fit(text)))
-            flush_out("\n")
+            reply.run(lambda text: write_out(terminal_text(text)))
+            write_out("\n")
             messages.append({"role": "assistant", "content": reply.texts[0].text.strip()})
 
 
-def _begun(system: str | None) -> list[Message]:
+def _opening_messages(system: str | None) -> list[Message]:
     return [{"role": "system", "content": system}] if system else []
 
 
-def _dialog(
-    config: ChatConfig, trained: Trained, task: DialogTask, objective: NextUtterance,
+def _answer_as_dialog(
+    config: ChatConfig, trained: TrainedModel, task: DialogTask, objective: NextUtterance,
     precision: Precision,
 ) -> None:  # fmt: skip
     most, persona, history = config.max_tokens or 20, texts_of(config.persona, "persona"), []
-    sampling, sampler, room = (
-        sampling_of(config),
-        TokenSampler(config.seed, 1),
-        trained.length - most,
-    )
+    sampling, sampler = sampling_of(config), TokenSampler(config.seed, 1)
+    room = trained.length - most
     if room < 1:
         raise ConfigError(
             f"max_tokens: {most} leaves no room for what was said, since the run reads "
@@ -81,10 +78,10 @@ def _dialog(
     def pick(logits_RV: Tensor) -> Tensor:
         if not logits_RV.amax(1).isfinite().all():
             raise NotFiniteError("run: its prediction")
-        drawn = sampler(sampling.probabilities(objective.allowed(logits_RV)))
+        drawn = sampler(sampling.probabilities(objective.reply_logits(logits_RV)))
         return drawn.to(logits_RV.device)
 
-    for line in _lines():
+    for line in _typed_lines():
         history.append(line)
         example = DialogExample(persona, history, ())
         context, _ = task.context(example, trained.start.tokenizer, room)
@@ -93,22 +90,24 @@ def _dialog(
             for values in ([len(context.tokens)], [context.tokens], [context.speakers])
         )
         with torch.inference_mode(), precision.context():
-            reply, *_ = replies(trained.model, tokens_RT, segment_RT, begin_R, most=most, pick=pick)
+            reply, *_ = generate_replies(
+                trained.model, tokens_RT, segment_RT, begin_R, max_tokens=most, pick=pick
+            )
         history.append(objective.text_of(reply.tolist()))
-        flush_out(f"{fit(history[-1])}\n")
+        write_out(f"{terminal_text(history[-1])}\n")
 
 
-def _lines() -> Iterator[str]:
+def _typed_lines() -> Iterator[str]:
     """Yield what is typed, line by line, without empty lines; on a terminal, ask for each."""
     if sys.stdin is None:
         raise DataError("standard input is closed; chat answers what is typed there")
     asks = sys.stdin.isatty() and sys.stdout.isatty()
-    flush_out("> " if asks else "")
+    write_out("> " if asks else "")
     try:
         for line in iter(sys.stdin.readline, ""):
             if line.strip():
                 yield line.strip()
-            flush_out("> " if asks else "")
+            write_out("> " if asks else "")
     except UnicodeDecodeError as error:
         raise DataError(f"standard input is not UTF-8 ({error.reason})") from error
-    flush_out("\n" if asks else "")
+    write_out("\n" if asks else "")

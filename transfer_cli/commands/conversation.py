@@ -6,29 +6,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.assembly.finished_run import Trained, objective_of
+from transfer_cli.assembly.finished_run import TrainedModel, bound_objective
 from transfer_cli.config.build import TARGET, class_of
-from transfer_cli.data.chat_template import ChatTemplate, Message, Renderer, with_end
-from transfer_cli.data.json_tables import whole_file
+from transfer_cli.data.chat_template import ChatTemplate, Message, Renderer, with_end_token
+from transfer_cli.data.json_tables import json_file_rows
 from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
-from transfer_cli.tasks.chat.conversations import ChatExample, messages_of
+from transfer_cli.tasks.chat.conversations import ChatExample, parse_messages
 from transfer_cli.tasks.chat.task import ChatTask, Conversations, SupervisedChat
 
 
 @dataclass(frozen=True)
-class Listener:
+class ChatPrompter:
     """A model and its chat template, which makes prompts of conversations."""
 
-    trained: Trained
+    trained: TrainedModel
     task: ChatTask
     render: Renderer
 
     def prompt(self, example: ChatExample) -> Prompt:
         """Return all that stands before what the model says next."""
         tokenizer = self.trained.start.tokenizer
-        spoken = example.spoken_to(self.task.system)
-        text = self.render(spoken.messages, spoken.tools, asks=True).text
+        spoken = example.with_system(self.task.system)
+        text = self.render(spoken.messages, spoken.tools, add_generation_prompt=True).text
         [(tokens, _)] = tokenizer.encode_marked([text])
         return Prompt(PromptLayout(tokenizer, answer_end=self.task.end_in(tokenizer)), tokens)
 
@@ -45,18 +45,18 @@ class Listener:
 
 
 @contextmanager
-def listening(trained: Trained) -> Iterator[Listener]:
+def open_chat_prompter(trained: TrainedModel) -> Iterator[ChatPrompter]:
     """Open the chat template of a model."""
     trained_task = trained.start.task
     task = trained_task if isinstance(trained_task, ChatTask) else ChatTask()
-    template = _template_of(trained)
+    template = _chat_template(trained)
     if template.end != task.end:
         task = task.written_by(lambda: template)
-    with template.opened() as render:
-        yield Listener(trained, task, render)
+    with template.open_renderer() as render:
+        yield ChatPrompter(trained, task, render)
 
 
-def talked_to(trained: Trained, data: Mapping[str, Any]) -> Trained:
+def as_chat_model(trained: TrainedModel, data: Mapping[str, Any]) -> TrainedModel:
     """Return a language model as one that answers in conversations, if the data are such.
 
     Args:
@@ -67,32 +67,32 @@ def talked_to(trained: Trained, data: Mapping[str, Any]) -> Trained:
     task = ChatTask(system=data["system"], answer_tokens=data["answer_tokens"])
     described = replace(
         trained.start.description,
-        task=task.written_by(lambda: _template_of(trained)).as_node(),
+        task=task.written_by(lambda: _chat_template(trained)).as_node(),
         objective={TARGET: f"{SupervisedChat.__module__}.{SupervisedChat.__qualname__}"},
     )
     start = replace(trained.start, description=described)
-    return replace(trained, start=start, objective=objective_of(start))
+    return replace(trained, start=start, objective=bound_objective(start))
 
 
-def _template_of(trained: Trained) -> ChatTemplate:
+def _chat_template(trained: TrainedModel) -> ChatTemplate:
     template = trained.start.chat_template
     if template is None:
         raise CheckpointError(
             f"run: {trained.path} has no chat template, by which it can be talked to; runs of "
             "objective=sft have one (of objective=next_utterance none is needed)"
         )
-    return template if template.end else with_end(template, trained.start.tokenizer)
+    return template if template.end else with_end_token(template, trained.start.tokenizer)
 
 
-def asked_in(path: Path, task: ChatTask) -> Sequence[ChatExample]:
+def read_conversations(path: Path, task: ChatTask) -> Sequence[ChatExample]:
     """Return the conversations of a file, one a row, or the one whose turns are its rows."""
-    records = list(whole_file(path))
+    records = list(json_file_rows(path))
     if not records:
         raise DataError(f"messages: {path} has no conversation.")
     first = records[0].fields
     if {"role", "content"} <= first.keys():
         turns = [record.fields for record in records]
-        return [ChatExample(messages_of(turns, str(path)))]
+        return [ChatExample(parse_messages(turns, str(path)))]
     column = task.text_column([*first], str(path))
     if column is None:
         raise ConfigError(

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.config.flags import MANY, SWITCH, read
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flags import MANY, SWITCH, read_flags
+from transfer_cli.config.flat import flat_items
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as
-from transfer_cli.metrics import by_preference
+from transfer_cli.metrics import headlines_first
 from transfer_cli.reports import formats
-from transfer_cli.reports.collect import check_there, read_run, run_of
+from transfer_cli.reports.collect import check_folder_exists, read_run, resolve_run
 from transfer_cli.reports.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
-from transfer_cli.reports.grouping import canonical, shown_values
+from transfer_cli.reports.grouping import canonical_text, shown_values
 from transfer_cli.reports.outcomes import OutcomeReader, compare
 from transfer_cli.reports.tables import as_json
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.results import merged
+from transfer_cli.runs.results import merged_metrics
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import UnreadableError, printable
 from transfer_cli.terminal import (
@@ -36,7 +35,7 @@ from transfer_cli.terminal import (
 _MISSING = "-"
 """A value that one of the runs does not have."""
 
-_PASSED_OVER = ("run", "resume", "data_dir", "data")
+_IGNORED_KEYS = ("run", "resume", "data_dir", "data")
 """Keys that differ between any two runs and say nothing, and data, which is compared apart."""
 
 _SPLITS = ("test", "validation")
@@ -54,39 +53,40 @@ class DiffRow:
 
 def diff(words: list[str]) -> None:
     """Print in what the second of two runs differs from the first, as tables or as JSON."""
-    asked = read(words, {"paths": MANY, "--json": SWITCH})
+    asked = read_flags(words, {"paths": MANY, "--json": SWITCH})
     if len(asked.paths) != 2:
         raise ConfigError(
             f"name two runs, got {len(asked.paths)}: transfer diff RUN_A RUN_B; "
             "transfer report compares more"
         )
-    ours, theirs = (_run(Path(run_of(path, "run")).expanduser()) for path in asked.paths)
+    ours, theirs = (_read_run(Path(resolve_run(path, "run")).expanduser()) for path in asked.paths)
     parts = {
-        "config": _differing(_settings(ours), _settings(theirs)),
-        "data": _differing(_of_data(ours), _of_data(theirs)),
-        "environment": _differing(_environment(ours), _environment(theirs)),
-        "measures": _numbers(ours.results.by_name, theirs.results.by_name),
-        "costs": _numbers(_costs(ours), _costs(theirs)),
+        "config": _differences(_settings(ours), _settings(theirs)),
+        "data": _differences(_data_facts(ours), _data_facts(theirs)),
+        "environment": _differences(_environment(ours), _environment(theirs)),
+        "measures": _compared_numbers(ours.results.by_name, theirs.results.by_name),
+        "costs": _compared_numbers(_costs(ours), _costs(theirs)),
     }
-    tests, notes = _tests(ours, theirs)
+    tests, notes = _paired_tests(ours, theirs)
     if asked.json:
         difference = {**parts, "tests": tests, "notes": notes}
         print(as_json({"a": ours.path, "b": theirs.path, "difference": difference}), end="")
     else:
-        parts["measures"] = _numbers(_shown_measures(ours), _shown_measures(theirs))
-        blocks = (_heads(a=ours, b=theirs), _tables(parts), map(_test, tests), map(_note, notes))
-        print_out(Page(*chain(*blocks)))
+        parts["measures"] = _compared_numbers(_shown_measures(ours), _shown_measures(theirs))
+        tables = (*_run_headings(a=ours, b=theirs), *_difference_tables(parts))
+        lines = (Line(Piece(note, "note")) for note in notes)
+        print_out(Page(*tables, *map(_test_entry, tests), *lines))
 
 
-def _run(path: Path) -> Run:
-    check_there(path)
+def _read_run(path: Path) -> Run:
+    check_folder_exists(path)
     if not RunDirectory.holds_run(path):
         raise CheckpointError(f"{path} is no run directory: it holds no config.yaml")
     with raised_as(CheckpointError, f"{path} cannot be read: ", UnreadableError):
         return read_run(path)
 
 
-def _heads(**runs: Run) -> Iterator[Renderable]:
+def _run_headings(**runs: Run) -> Iterator[Renderable]:
     for name, run in runs.items():
         state = run.status if run.reason is None else printable(f"{run.status}: {run.reason}")
         style: Style = "" if run.status == FINISHED and run.reason is None else "bad"
@@ -94,19 +94,19 @@ def _heads(**runs: Run) -> Iterator[Renderable]:
         yield Line(f"{name}  ", place, f"  {run.command}, ", Piece(state, style))
 
 
-def _tables(parts: Mapping[str, Sequence[DiffRow]]) -> Iterator[Renderable]:
+def _difference_tables(parts: Mapping[str, Sequence[DiffRow]]) -> Iterator[Renderable]:
     most_measures = 40  # measures that are shown: a task of 50 labels has an accuracy for each
     for title, rows in parts.items():
         yield BLANK
         if rows:
-            yield _table(title, rows[:most_measures] if title == "measures" else rows)
+            yield _difference_table(title, rows[:most_measures] if title == "measures" else rows)
         else:
             alike = "nothing is known" if title in ("measures", "costs") else "no difference"
             yield Line(Piece(title, "heading"), f": {alike}")
     yield BLANK
 
 
-def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
+def _difference_table(title: str, rows: Sequence[DiffRow]) -> TextTable:
     are_numbers = any(row.change is not None for row in rows)
     columns = [Column(title), Column("a", right=are_numbers), Column("b", right=are_numbers)]
     cells: list[list[Piece | str]] = [
@@ -116,11 +116,11 @@ def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
         columns.append(Column("b - a", right=True))
         for row, line in zip(rows, cells, strict=True):
             sign = "+" if row.change and row.change > 0 else ""
-            line.append("" if row.change is None else f"{sign}{_number(row.change)}")
+            line.append("" if row.change is None else f"{sign}{_number_text(row.change)}")
     return TextTable(columns, cells)
 
 
-def _test(test: Comparison) -> Entry:
+def _test_entry(test: Comparison) -> Entry:
     known = [end for end in (test.low, test.high) if end is not None]
     size, *ends = (formats.signed(number, test.difference) for number in (test.difference, *known))
     p = formats.NOTHING if test.p is None else formats.probability(test.p)
@@ -131,10 +131,6 @@ def _test(test: Comparison) -> Entry:
     return Entry([Piece(f"{test.measure}  ", "heading")], [text], 28)
 
 
-def _note(text: str) -> Line:
-    return Line(Piece(text, "note"))
-
-
 # --- what differs ------------------------------------------------------------------------------
 
 
@@ -143,11 +139,11 @@ def _settings(run: Run) -> dict[str, Any]:
     return {
         key: run.settings[key]
         for key in sorted(run.settings, key=lambda key: "." in key)
-        if key.partition(".")[0] not in _PASSED_OVER
+        if key.partition(".")[0] not in _IGNORED_KEYS
     } | {"command": run.command}
 
 
-def _of_data(run: Run) -> dict[str, Any]:
+def _data_facts(run: Run) -> dict[str, Any]:
     """Return what identifies a run's data, its labels and its sizes as far as they are known."""
     ours = ("data.", "streams.")
     facts = {k: v for k, v in run.settings.items() if k == "data" or k.startswith(ours)}
@@ -161,7 +157,7 @@ def _of_data(run: Run) -> dict[str, Any]:
 
 
 def _environment(run: Run) -> dict[str, Any]:
-    facts = flat(run.environment)
+    facts = flat_items(run.environment)
     return {key.replace(".", " ", 1): value for key, value in facts if key != "command"}
 
 
@@ -179,11 +175,11 @@ def _costs(run: Run) -> dict[str, float]:
     return {name: value for name, value in costs.items() if is_number(value)}
 
 
-def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[DiffRow]:
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[DiffRow]:
     rows = []
     for key in {**ours, **theirs}:
         both = [ours.get(key), theirs.get(key)]
-        if (key in ours) != (key in theirs) or canonical(both[0]) != canonical(both[1]):
+        if (key in ours) != (key in theirs) or canonical_text(both[0]) != canonical_text(both[1]):
             shown = zip(shown_values(key, both), (ours, theirs), strict=True)
             one, other = (text if key in run else _MISSING for text, run in shown)
             rows.append(DiffRow(key, one, other))
@@ -195,33 +191,33 @@ def _shown_measures(run: Run) -> dict[str, float]:
     measures = {}
     for name, value in run.results.by_name.items():
         metric = metric_of(name, run.results.metrics)
-        unit = f" ({metric.shown_unit.strip()})" if metric.shown_unit else ""
-        measures[name + unit] = metric.shown_times * value
+        unit = f" ({metric.display_unit.strip()})" if metric.display_unit else ""
+        measures[name + unit] = metric.display_scale * value
     return measures
 
 
-def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[DiffRow]:
+def _compared_numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[DiffRow]:
     rows = []
     for name in {**ours, **theirs}:
         one, other = ours.get(name), theirs.get(name)
         change = None if one is None or other is None else other - one
-        rows.append(DiffRow(name, _number(one), _number(other), change))
+        rows.append(DiffRow(name, _number_text(one), _number_text(other), change))
     return rows
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     """Return a number with six digits, an integer with all."""
     if value is None:
         return _MISSING
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
-def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
+def _paired_tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
     """Return a paired test of each split on which both were measured, or why there is none."""
     reader = OutcomeReader()
     tests, notes = [], []
     shared = ours.results.by_name.keys() & theirs.results.by_name.keys()
-    preferred = by_preference(merged((ours.results.metrics, theirs.results.metrics)))
+    preferred = headlines_first(merged_metrics((ours.results.metrics, theirs.results.metrics)))
     for split in _SPLITS:
         named = [f"{split}/{metric.name}" for metric in preferred]
         measure = next((name for name in named if name in shared), None)

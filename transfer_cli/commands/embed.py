@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.lib import format as npy
 from torch import Tensor
 
-from transfer_cli.assembly.finished_run import open_to_look_into
+from transfer_cli.assembly.finished_run import open_for_analysis
 from transfer_cli.assembly.sentence_vectors import SentenceVectors
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.commands.predict import reading
@@ -31,8 +31,8 @@ from transfer_cli.config.schema import EmbedConfig
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.records import Record, text_of
-from transfer_cli.data.table import Refuse, Skipped, say_skipped, sound_rows
-from transfer_cli.data.wanted import TEXT, Chosen, typed
+from transfer_cli.data.table import Refuse, Skipped, sound_rows, warn_of_skipped
+from transfer_cli.data.wanted import TEXT, Chosen, parse_columns
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import (
     ConfigError,
@@ -43,13 +43,13 @@ from transfer_cli.errors import (
     raised_as,
 )
 from transfer_cli.progress import progress
-from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.runs.atomic import as_run_error, replaced_file
 from transfer_cli.terminal import Column, TextTable, print_out
 
 log = logging.getLogger(__name__)
 
-_PORTION = 2048
-_SHOWN = 60
+_PORTION_ROWS = 2048
+_SHOWN_CHARACTERS = 60
 
 Write = Callable[[Sequence[str], npt.NDArray[np.float32]], object]
 """Writes texts and their vectors, `[N, D]`."""
@@ -57,22 +57,22 @@ Write = Callable[[Sequence[str], npt.NDArray[np.float32]], object]
 
 def embed(config: EmbedConfig) -> None:
     """Write the vector of every text, and show the nearest ones if they are asked for."""
-    table_format, layout = _check(config)
+    table_format, layout = _check_config(config)
     precision = device_and_precision(config.device, config.precision)
-    opened = open_to_look_into(config.run, precision, config.base)
+    opened = open_for_analysis(config.run, precision, config.base)
     vectors = SentenceVectors(
         opened, precision, config.pooling, normalize=config.normalize, batch=config.batch
     )
     length = "of length 1" if vectors.normalize else "as long as they come"
     log.info("vectors: %d numbers, pooling=%s, %s", vectors.width, vectors.pooling, length)
-    asked = replace(typed(config.text, None, None), labelled=False, keys="")
+    asked = replace(parse_columns(config.text, None, None), labelled=False, keys="")
     with (
-        reading.opened(config.input, table_format, layout, asked) as given,
-        _opened(config.output, vectors.width) as write,
-        tempfile.TemporaryFile() as kept,
+        reading.open_input(config.input, table_format, layout, asked) as opened_input,
+        _open_output(config.output, vectors.width) as write,
+        tempfile.TemporaryFile() as unit_vectors,
         progress("embedding", None, "texts", shown=config.output != STANDARD_OUTPUT) as more,
     ):
-        table, places = given.table, []
+        table, places = opened_input.table, []
         chosen = Chosen(TEXT, None, "")
         if table_format != "text":
             chosen = table.columns(asked, replace(opened.columns, pair=None))
@@ -80,27 +80,27 @@ def embed(config: EmbedConfig) -> None:
         on_error = skipped if config.errors == "skip" else Refuse("errors")
         texts = {*(chosen.texts or (chosen.text,))}
         rows = sound_rows(table, texts, lambda record: _row(record, chosen, table.name), on_error)
-        for window in reading.windows(rows, vectors.batch * WINDOW_BATCHES, given.is_there):
-            states_ND = vectors.of([row.example for row in window])
+        for window in reading.windows(rows, vectors.batch * WINDOW_BATCHES, opened_input.is_ready):
+            states_ND = vectors.encode([row.example for row in window])
             for row, is_finite in zip(window, states_ND.isfinite().all(1), strict=True):
                 if not is_finite:
                     raise NotFiniteError(f"{table.name}, line {row.line}: the vector")
             write([row.example.text for row in window], states_ND.numpy())
             if config.nearest:
-                kept.write(F.normalize(states_ND, dim=1).numpy().tobytes())
-                places += [(row.line, row.example.text[:_SHOWN]) for row in window]
+                unit_vectors.write(F.normalize(states_ND, dim=1).numpy().tobytes())
+                places += [(row.line, row.example.text[:_SHOWN_CHARACTERS]) for row in window]
             skipped.answered += len(window)
             more(len(window))
-        say_skipped([skipped])
+        warn_of_skipped([skipped])
         if config.nearest and len(places) > 1:
-            kept.flush()
+            unit_vectors.flush()
             shape = (len(places), vectors.width)
-            pairs = nearest_pairs(np.memmap(kept, np.float32, "r", shape=shape), config.nearest)
-            _show(pairs, places)
+            units_ND = np.memmap(unit_vectors, np.float32, "r", shape=shape)
+            _show(nearest_pairs(units_ND, config.nearest), places)
     log.info("%s vectors in %s", f"{skipped.answered:,}", config.output)
 
 
-def _check(config: EmbedConfig) -> tuple[str, Layout]:
+def _check_config(config: EmbedConfig) -> tuple[str, Layout]:
     check_output(config.output)
     check_ending("output", config.output, [*_FORMATS])
     count_or_auto("batch", config.batch)
@@ -121,7 +121,7 @@ def _check(config: EmbedConfig) -> tuple[str, Layout]:
 
 
 def _row(record: Record, chosen: Chosen, name: str) -> Row:
-    text = text_of(chosen.joined(record, name), chosen.text, name)
+    text = text_of(chosen.join_texts(record, name), chosen.text, name)
     return Row(record.line, Example(text), {}, len(text))
 
 
@@ -129,13 +129,13 @@ def _row(record: Record, chosen: Chosen, name: str) -> Row:
 
 
 @contextmanager
-def _opened(output: str, width: int) -> Iterator[Write]:
+def _open_output(output: str, width: int) -> Iterator[Write]:
     if output == STANDARD_OUTPUT:
         yield lambda texts, vectors_ND: sys.stdout.write(_json_lines(texts, vectors_ND))
         return
     path = Path(output).expanduser()
     kind = _FORMATS.get(path.suffix.lower(), _json_file)
-    with writing(path), replaced_file(path) as temporary, kind(temporary, width) as write:
+    with as_run_error(path), replaced_file(path) as temporary, kind(temporary, width) as write:
         yield write
 
 
@@ -204,11 +204,11 @@ def nearest_pairs(units_ND: npt.NDArray[np.float32], count: int) -> list[tuple[f
     Two portions are compared at a time, so memory does not grow with the number of vectors.
     """
     cosines, pairs = torch.empty(0), torch.empty(0, 2, dtype=torch.long)
-    starts = range(0, len(units_ND), _PORTION)
+    starts = range(0, len(units_ND), _PORTION_ROWS)
     with progress("comparing", len(starts), "portions") as more:
         for i in starts:
             rows_AD = _portion(units_ND, i)
-            for j in range(i, len(units_ND), _PORTION):
+            for j in range(i, len(units_ND), _PORTION_ROWS):
                 cosines_AB = rows_AD @ _portion(units_ND, j).T
                 if i == j:  # a pair once, and no text with itself
                     cosines_AB.masked_fill_(torch.ones_like(cosines_AB).tril().bool(), -2)
@@ -224,7 +224,7 @@ def nearest_pairs(units_ND: npt.NDArray[np.float32], count: int) -> list[tuple[f
 
 
 def _portion(units_ND: npt.NDArray[np.float32], start: int) -> Tensor:
-    return torch.from_numpy(np.array(units_ND[start : start + _PORTION]))
+    return torch.from_numpy(np.array(units_ND[start : start + _PORTION_ROWS]))
 
 
 def _show(pairs: Sequence[tuple[float, int, int]], places: Sequence[tuple[int, str]]) -> None:

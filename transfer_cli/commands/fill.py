@@ -10,7 +10,8 @@ from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import FillConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, at_least
-from transfer_cli.generation.filling import Candidate, encode_with_gaps, fill, fill_in
+from transfer_cli.generation import filling
+from transfer_cli.generation.filling import Candidate
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, TextTable, print_out
 
@@ -25,7 +26,7 @@ def fill_gaps(config: FillConfig) -> None:
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, MaskedLM)
     tokenizer = trained.start.tokenizer
-    tokens = encode_with_gaps(text, tokenizer, trained.start.around)
+    tokens = filling.encode_with_gaps(text, tokenizer, trained.start.around)
     positions = trained.start.description.shape.positions
     if tokenizer.mask not in tokens:
         raise ConfigError("text: has no gap; write [MASK] where a word is missing")
@@ -35,8 +36,8 @@ def fill_gaps(config: FillConfig) -> None:
             "shorten it"
         )
     with torch.inference_mode(), precision.context():
-        fillings = fill(trained.model, tokenizer, tokens, config.top)
-    best = fill_in(text, tokenizer, [candidates[0] for candidates in fillings])
+        fillings = filling.fill_gaps(trained.model, tokenizer, tokens, config.top)
+    best = filling.insert_candidates(text, tokenizer, [candidates[0] for candidates in fillings])
     if config.output != STANDARD_OUTPUT:
         print_out(_page(fillings, best))
     if config.output is not None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from transfer_cli.assembly.finished_run import Trained
+from transfer_cli.assembly.finished_run import TrainedModel
 from transfer_cli.assembly.language_models import open_language_model
 from transfer_cli.assembly.model import direction_of
-from transfer_cli.commands.conversation import asked_in, listening
+from transfer_cli.commands.conversation import open_chat_prompter, read_conversations
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.check_beams import check_beams, typed_beams
 from transfer_cli.config.literal import text_of, texts_of
@@ -32,7 +32,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.replies import Continued, WrittenTargets
 from transfer_cli.safe_files import escaped
 from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
-from transfer_cli.terminal import flush_out, paint
+from transfer_cli.terminal import paint, write_out
 
 log = logging.getLogger(__name__)
 
@@ -45,28 +45,28 @@ MAX_PROMPT_BYTES = 2**20
 def generate(config: GenerateConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
     check_output(config.output)
-    _check(config)
+    _check_config(config)
     asks = config.messages is not None
     if asks == (config.prompt is not None):
         raise ConfigError(
             "prompt: expected either a text to go on with, prompt=VALUE, or messages=FILE"
         )
-    prompt = "" if asks else _prompt(text_of(config.prompt, "prompt"))
+    prompt = "" if asks else _read_prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
     if not asks:
-        rows = _shown(Continuation(trained, precision, prompt, config), prompt, config)
+        rows = _run_and_show(Continuation(trained, precision, prompt, config), prompt, config)
     else:
-        rows = []
-        with listening(trained) as listener:
-            for example in asked_in(Path(config.messages or "").expanduser(), listener.task):
-                continuation = Continuation(trained, precision, listener.prompt(example), config)
-                rows += _shown(continuation, str(example.messages[-1]["content"]), config)
+        rows, path = [], Path(config.messages or "").expanduser()
+        with open_chat_prompter(trained) as prompter:
+            for example in read_conversations(path, prompter.task):
+                continuation = Continuation(trained, precision, prompter.prompt(example), config)
+                rows += _run_and_show(continuation, str(example.messages[-1]["content"]), config)
     if config.output is not None:
         write_json_lines(config.output, rows)
 
 
-def _shown(
+def _run_and_show(
     continuation: "Continuation", prompt: str, config: GenerateConfig
 ) -> list[dict[str, Any]]:
     """Show what a text goes on with, and return it as rows of the output."""
@@ -74,18 +74,18 @@ def _shown(
     # What is looked for is known when it is whole.
     streams = shows and config.samples == 1 and (config.beams or 1) == 1
     # Several texts, or those of a file, are not shown while they grow.
-    lead = "" if continuation.is_source else paint(fit(prompt), "note", sys.stdout)
+    lead = "" if continuation.is_source else paint(terminal_text(prompt), "note", sys.stdout)
     with ExitStack() as line:
         if streams:
-            flush_out(lead)
-            line.callback(flush_out, "\n")  # even where generating fails
-        continuation.run(lambda text: flush_out(fit(text)) if streams else None)
+            write_out(lead)
+            line.callback(write_out, "\n")  # even where generating fails
+        continuation.run(lambda text: write_out(terminal_text(text)) if streams else None)
     if shows and not streams:
-        flush_out("\n".join(f"{lead}{fit(text.text)}\n" for text in continuation.texts))
-    return _rows(prompt, continuation.texts, continuation.whole)
+        write_out("\n".join(f"{lead}{terminal_text(text.text)}\n" for text in continuation.texts))
+    return _output_rows(prompt, continuation.texts, continuation.limit)
 
 
-def _check(config: GenerateConfig) -> None:
+def _check_config(config: GenerateConfig) -> None:
     check_beams(vars(config), "")
     at_least("max_tokens:", config.max_tokens, 1, ConfigError)
     at_least("samples:", config.samples, 1, ConfigError)
@@ -99,21 +99,21 @@ class Continuation:
 
     Attributes:
         texts: The texts so far, as many as `samples` says.
-        whole: What ends those that nothing else does.
+        limit: What ends those that nothing else does.
     """
 
     def __init__(
         self,
-        trained: Trained,
+        trained: TrainedModel,
         precision: Precision,
         prompt: str | Prompt,
         config: GenerateConfig,
     ) -> None:
-        _check(config)
+        _check_config(config)
         self._trained, self._precision, self._config = trained, precision, config
         text, shape = prompt if isinstance(prompt, str) else "", trained.start.description.shape
-        self._asked = _asked(trained, prompt) if isinstance(prompt, str) else prompt
-        self._memory = _memory(self._asked, shape, is_cached=config.cache)
+        self._prompt = _encode_prompt(trained, prompt) if isinstance(prompt, str) else prompt
+        self._memory = _memory_length(self._prompt, shape, is_cached=config.cache)
         self._search = BeamSearch(**typed_beams(vars(config)))
         self._search.check(trained.start.tokenizer)
         if self._search.beams > 1 and (self._memory or not config.cache):
@@ -124,78 +124,71 @@ class Continuation:
             )
         positions = None if self._memory else shape.positions
         self._has_encoder = shape.has_encoder
-        read = self._asked.tokens[self._asked.prefix if shape.has_encoder else 0 :]
-        self._most = _room(len(read), config.max_tokens, positions)
-        stops = texts_of(config.stop, "stop")
-        self.texts = [GeneratedText(self._asked.layout, text, stops) for _ in range(config.samples)]
-        self.whole = "max_tokens" if self._most == config.max_tokens else "positions"
+        read = self._prompt.tokens[self._prompt.prefix if shape.has_encoder else 0 :]
+        self._most = _most_new_tokens(len(read), config.max_tokens, positions)
+        layout, stops = self._prompt.layout, texts_of(config.stop, "stop")
+        self.texts = [GeneratedText(layout, text, stops) for _ in range(config.samples)]
+        self.limit = "max_tokens" if self._most == config.max_tokens else "positions"
 
     @property
     def is_source(self) -> bool:
         """Whether the text is one to be answered, and not one to go on with."""
-        return self._asked.is_source
+        return self._prompt.is_source
 
     def run(self, show: Callable[[str], object]) -> None:
         """Generate the texts; `show` is told what is added to them."""
         with torch.inference_mode(), self._precision.context():
-            for tokens_B in self._found() if self._search.beams > 1 else self._drawn():
+            steps = self._searched_tokens() if self._search.beams > 1 else self._draw_tokens()
+            for tokens_B in steps:
                 grown = [text.add(token) for text, token in zip(self.texts, tokens_B, strict=True)]
                 show("".join(grown))
                 if all(text.finish_reason for text in self.texts):
                     break
             for text in self.texts:
                 show(text.flush())
-        if self.whole == "positions" and not all(text.finish_reason for text in self.texts):
+        if self.limit == "positions" and not all(text.finish_reason for text in self.texts):
             positions = self._trained.start.description.shape.positions
             log.info("the text ends here: the model's %d positions are used up", positions)
 
-    def _drawn(self) -> Iterator[list[int]]:
+    def _draw_tokens(self) -> Iterator[list[int]]:
         """Yield the next token of each text."""
-        asked, config = self._asked, self._config
+        asked, config = self._prompt, self._config
         sampling, sampler = sampling_of(config), TokenSampler(config.seed, config.samples)
         allowed_V = asked.layout.allowed_tokens()
         if self._has_encoder:
-            yield from decoding.written(
-                self._begun(), rows=config.samples, max_new_tokens=self._most,
+            yield from decoding.continue_texts(
+                self._unread_text(), rows=config.samples, max_new_tokens=self._most,
                 sampling=sampling, sampler=sampler, allowed_V=allowed_V,
             )  # fmt: skip
             return
         yield from decoding.generate(
-            self._trained.model,
-            asked.tokens,
-            rows=config.samples,
-            max_new_tokens=self._most,
-            use_cache=config.cache,
-            sampling=sampling,
-            sampler=sampler,
-            allowed_V=allowed_V,
-            prefix=asked.prefix,
-            segment=asked.segment,
-            memory=self._memory,
-        )
+            self._trained.model, asked.tokens, rows=config.samples, max_new_tokens=self._most,
+            use_cache=config.cache, sampling=sampling, sampler=sampler, allowed_V=allowed_V,
+            prefix=asked.prefix, segment=asked.segment, memory=self._memory,
+        )  # fmt: skip
 
-    def _found(self) -> Iterator[list[int]]:
+    def _searched_tokens(self) -> Iterator[list[int]]:
         """Yield the tokens of the likeliest text that is found."""
-        asked, layout, texts = self._asked, self._asked.layout, self._begun()
+        asked, layout, texts = self._prompt, self._prompt.layout, self._unread_text()
         ends = [] if layout.text_end is None else [layout.text_end]
-        (tokens,) = texts.found(
-            self._search, self._trained.start.tokenizer, ends=ends,
-            allowed_V=layout.allowed_tokens(), before=None if asked.is_source else [asked.tokens],
+        (tokens,) = texts.beam_search_texts(
+            self._search, self._trained.start.tokenizer, end_tokens=ends,
+            allowed_V=layout.allowed_tokens(), contexts=None if asked.is_source else [asked.tokens],
         )  # fmt: skip
         return ([token] for token in tokens)
 
-    def _begun(self) -> Continued:
+    def _unread_text(self) -> Continued:
         """Return the text, of which no token is read yet."""
-        asked, model = self._asked, self._trained.model
+        asked, model = self._prompt, self._trained.model
         tokens_1T = torch.tensor([asked.tokens], device=self._precision.device)
         if self._has_encoder:
             source_1S, start = tokens_1T[:, : asked.prefix], asked.tokens[asked.prefix :]
             mask_1S = torch.ones_like(source_1S, dtype=torch.bool)
             source = SourceText(source_1S, mask_1S, padded=False)
-            return WrittenTargets(model, source, start, most=self._most)
+            return WrittenTargets(model, source, start, max_tokens=self._most)
         length_1 = tokens_1T.new_tensor([len(asked.tokens)])
         return Continued(
-            model, tokens_1T, torch.zeros_like(tokens_1T), length_1, most=self._most,
+            model, tokens_1T, torch.zeros_like(tokens_1T), length_1, max_tokens=self._most,
             segment=asked.segment,
             prefix_R=None if asked.prefix is None else tokens_1T.new_tensor([asked.prefix]),
         )  # fmt: skip
@@ -207,20 +200,20 @@ def sampling_of(config: SamplingConfig) -> Sampling:
         return Sampling(config.temperature, config.top_k, config.top_p)
 
 
-def _rows(prompt: str, texts: Sequence[GeneratedText], whole: str) -> list[dict[str, Any]]:
-    """Return texts as the output has them; `whole` is what ended those that nothing else did."""
+def _output_rows(prompt: str, texts: Sequence[GeneratedText], limit: str) -> list[dict[str, Any]]:
+    """Return texts as the output has them; `limit` is what ended those that nothing else did."""
     return [
         {
             "prompt": prompt,
             "text": generated.text,
             "tokens": generated.tokens,
-            "ended": generated.finish_reason or whole,
+            "ended": generated.finish_reason or limit,
         }
         for generated in texts
     ]
 
 
-def _asked(trained: Trained, prompt: str) -> Prompt:
+def _encode_prompt(trained: TrainedModel, prompt: str) -> Prompt:
     """Return a prompt as a run reads it: as text in pretraining, or as a source."""
     tokenizer, task = trained.start.tokenizer, trained.start.task
     direction = direction_of(trained.start.description.shape)
@@ -237,7 +230,7 @@ def _asked(trained: Trained, prompt: str) -> Prompt:
     return Prompt(layout, batch["tokens"][0].tolist(), prefix, segment=1)
 
 
-def _memory(asked: Prompt, shape: BackboneShape, *, is_cached: bool) -> int | None:
+def _memory_length(asked: Prompt, shape: BackboneShape, *, is_cached: bool) -> int | None:
     """Return how many tokens before the last one a model of running text sees; None: all."""
     if asked.is_source or not shape.recurrence:
         return None
@@ -249,12 +242,12 @@ def _memory(asked: Prompt, shape: BackboneShape, *, is_cached: bool) -> int | No
     return shape.recurrence
 
 
-def fit(text: str) -> str:
+def terminal_text(text: str) -> str:
     """Return a text without what would steer a terminal, if it goes to one."""
     return escaped(text) if sys.stdout.isatty() else text
 
 
-def _prompt(typed: str) -> str:
+def _read_prompt(typed: str) -> str:
     """Return the text to continue, read from standard input for `-`."""
     text = typed
     if typed == STANDARD_INPUT:
@@ -278,7 +271,7 @@ def _prompt(typed: str) -> str:
     return text
 
 
-def _room(prompt: int, most: int, positions: int | None) -> int:
+def _most_new_tokens(prompt: int, most: int, positions: int | None) -> int:
     """Return how many tokens can follow a prompt of so many; None: there is no longest text."""
     if prompt == 0:
         raise ConfigError("prompt: this run's tokenizer finds no token in it; give other words")

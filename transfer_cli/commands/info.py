@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.config.conf_folder import conf_dir
-from transfer_cli.config.flags import SWITCH, read
+from transfer_cli.config.flags import SWITCH, read_flags
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.reports import formats
 from transfer_cli.runs.environment import environment
@@ -17,7 +17,7 @@ DEFAULT_DATA_DIR = "~/.cache/transfer"
 
 def info(words: list[str]) -> None:
     """Print what the toolkit runs on and where it keeps things, for people or as JSON."""
-    asked = read(words, {"--json": SWITCH})
+    asked = read_flags(words, {"--json": SWITCH})
     facts = {**environment(), "folders": _folders()}
     if asked.json:
         print(json.dumps(facts, indent=2))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.datasets import DataPlace, Prepared, source_of, whole_texts
+from transfer_cli.assembly.datasets import DataPlace, PreparedData, build_source, encode_whole_texts
 from transfer_cli.assembly.init_from import choose_chat_template, choose_tokenizer, open_start
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
@@ -19,7 +19,7 @@ from transfer_cli.config.schema import InspectConfig, PrepareConfig
 from transfer_cli.data.chat_template import chatml
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.documents import TextSplit
-from transfer_cli.data.equal_texts import keys_of, overlaps
+from transfer_cli.data.equal_texts import overlaps, text_keys
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.sentence_pairs import SentencePairs
 from transfer_cli.data.tokenizer import Tokenizer
@@ -31,17 +31,17 @@ from transfer_cli.safe_files import in_one_line
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.terminal import print_line
 
-SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
+STAND_IN_SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
 """Stands in where no model is chosen: blocks of 128 tokens."""
 
 
 def inspect(config: InspectConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     at_least("samples:", config.samples, 0, ConfigError)
-    source = datasets.source_of(config.data)
-    start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
-    fresh = _fresh(config)
-    shape = fresh or SHAPE if start is None else start.description.shape
+    source = datasets.build_source(config.data)
+    start = open_start(config.init_from, None, CommandLine.current().overrides)
+    fresh = _fresh_shape(config)
+    shape = fresh or STAND_IN_SHAPE if start is None else start.description.shape
     place = DataPlace(config.data_dir, config.seed)
     chosen = choose_tokenizer(config.tokenizer, start, fresh)
     if isinstance(source, TaskData):
@@ -50,8 +50,8 @@ def inspect(config: InspectConfig) -> None:
         task = datasets.task_of_data(data).written_by(
             lambda: choose_chat_template(config.tokenizer, start, tokenizer) or chatml()
         )
-        prepared = datasets.task(data, source.length, tokenizer, shape, known=task)
-        _labelled(data, prepared, tokenizer, config.samples)
+        prepared = datasets.prepare_task(data, source.length, tokenizer, shape, known=task)
+        _print_labelled(data, prepared, tokenizer, config.samples)
         return
     objective: Objective = CausalLM()
     if config.objective is not None:
@@ -59,7 +59,7 @@ def inspect(config: InspectConfig) -> None:
     if start is None and source.pairs is None and objective.direction is not None:
         shape = replace(shape, direction=objective.direction)
     lines = None if start is None else start.lines
-    prepared, tokenizer = datasets.text(source, place, shape, chosen, lines=lines)
+    prepared, tokenizer = datasets.prepare_text(source, place, shape, chosen, lines=lines)
     objective.setup(TaskInfo(tokenizer))
     for name, split in prepared.splits.items():
         if isinstance(split.data, SentencePairs):
@@ -69,25 +69,27 @@ def inspect(config: InspectConfig) -> None:
                 pieces = tokenizer.pieces(batch["tokens"][0].tolist())
                 print_line(f"  {int(batch['pair'])}: {' '.join(pieces)}")
         if isinstance(split.data, TextBlocks):
-            _summary(name, split.data)
+            _print_summary(name, split.data)
             for number in range(min(config.samples, len(split.data))):
                 batch = split.data.batch(np.array([number]))
                 noise = ExampleNoise(config.seed, "inspect")
-                _block(objective.prepare(batch, noise), batch, tokenizer)
+                _print_block(objective.prepare(batch, noise), batch, tokenizer)
     read = replace(source, lines=prepared.lines)
-    _repeated_lines(read.splits(place.folder, place.seed))
+    _print_repeated_lines(read.splits(place.folder, place.seed))
 
 
-def _fresh(config: PrepareConfig) -> BackboneShape | None:
+def _fresh_shape(config: PrepareConfig) -> BackboneShape | None:
     """Return the shape of the fresh model that is chosen, if one is."""
     return None if config.model is None else build(config.model, "model", BackboneShape)
 
 
-def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samples: int) -> None:
+def _print_labelled(
+    data: LabelledData, prepared: PreparedData, tokenizer: Tokenizer, samples: int
+) -> None:
     task: Any = prepared.task
     texts = {name: list(map(task.texts, examples)) for name, examples in data.splits.items()}
     keys = {
-        name: keys_of(map(task.equal_by, examples), len(examples))
+        name: text_keys(map(task.equal_by, examples), len(examples))
         for name, examples in data.splits.items()
     }
     for name, examples in data.splits.items():
@@ -100,8 +102,8 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
         encoded = tokenizer.encode_batch(list(itertools.chain.from_iterable(texts[name])))
         pieces_of = iter(map(len, encoded))
         lengths = np.array([sum(next(pieces_of) for _ in parts) for parts in texts[name]])
-        _lengths(lengths)
-        _unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
+        _print_lengths(lengths)
+        _print_unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
         print_line(
             f"  repeats  {len(examples) - len(np.unique(keys[name])):,} texts stand there before"
         )
@@ -121,17 +123,17 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
         print_line(f"overlap: {len(shared):,} texts of {small} stand in {large}, too")
 
 
-def _summary(name: str, blocks: TextBlocks) -> None:
+def _print_summary(name: str, blocks: TextBlocks) -> None:
     text = blocks.text
     print_line(
         f"{name}: {text.num_lines:,} lines, {text.num_words:,} words, "
         f"{text.num_bytes:,} bytes, {blocks.num_targets:,} tokens, {len(blocks):,} blocks"
     )
     print_line(f"  tokens a word  {blocks.num_targets / max(1, text.num_words):.3f}")
-    _unknown(text.num_unknown, blocks.num_targets)
+    _print_unknown(text.num_unknown, blocks.num_targets)
 
 
-def _repeated_lines(raw: Mapping[str, TextSplit]) -> None:
+def _print_repeated_lines(raw: Mapping[str, TextSplit]) -> None:
     """Say how many long lines of the other splits are in the training text as well."""
     others = {name: _long_lines(raw[name].lines()) for name in raw if name != "train"}
     train = _long_lines(raw["train"].lines()) if others else set()
@@ -140,7 +142,7 @@ def _repeated_lines(raw: Mapping[str, TextSplit]) -> None:
         print_line(f"overlap: {both:,} of {len(lines):,} long {name} lines also stand in train")
 
 
-def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
+def _print_block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
     tokens, target = prepared["tokens"][0].tolist(), prepared["target"][0].tolist()
     text = tokenizer.decode(batch["tokens"][0].tolist())
     print_line(f"  text     {in_one_line(text)}")
@@ -149,7 +151,7 @@ def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
     print_line(f"  targets  {' '.join(named)}")
 
 
-def _lengths(lengths: np.ndarray) -> None:
+def _print_lengths(lengths: np.ndarray) -> None:
     shares = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
     print_line(
         f"  tokens   {lengths.mean():.1f} on average, half up to {shares[0]}, "
@@ -157,7 +159,7 @@ def _lengths(lengths: np.ndarray) -> None:
     )
 
 
-def _unknown(count: int, total: int) -> None:
+def _print_unknown(count: int, total: int) -> None:
     print_line(f"  unknown  {count:,} tokens ({100 * count / max(1, total):.2f} %)")
 
 
@@ -168,7 +170,7 @@ def _long_lines(lines: Iterable[str]) -> set[int]:
 
 def prepare(config: PrepareConfig) -> None:
     """Do everything that a run on this data would do before its first step, and say what came."""
-    source = source_of(config.data)
+    source = build_source(config.data)
     place = DataPlace(config.data_dir, config.seed)
     if isinstance(source, TaskData):
         data = source.load(place.folder, place.seed)
@@ -176,18 +178,18 @@ def prepare(config: PrepareConfig) -> None:
         for name, examples in data.splits.items():
             print_line(f"{name:10s} {len(examples):,} examples{labels}")
         return
-    start = open_start(config.init_from, None, CommandLine.of_this_command().overrides)
-    encoded, tokenizer, _ = whole_texts(
-        source, place, "causal", choose_tokenizer(config.tokenizer, start, _fresh(config)),
+    start = open_start(config.init_from, None, CommandLine.current().overrides)
+    encoded, tokenizer, _ = encode_whole_texts(
+        source, place, "causal", choose_tokenizer(config.tokenizer, start, _fresh_shape(config)),
         lines=None if start is None else start.lines,
     )  # fmt: skip
     print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
     for name, text in encoded.items():
         print_line(
             f"{name:10s} {text.num_lines:,} lines, {text.num_words:,} words, "
-            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {_place(text)}"
+            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {_location(text)}"
         )
 
 
-def _place(text: EncodedText) -> str:
+def _location(text: EncodedText) -> str:
     return str(text.path) if text.num_shards == 1 else f"{text.num_shards:,} files in {text.path}"

@@ -27,14 +27,14 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.schema import LrFindConfig, RunConfig
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.engine import distributed, handlers
-from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
+from transfer_cli.engine import distributed, handlers, lr_finder
+from transfer_cli.engine.lr_finder import RangeTest
 from transfer_cli.errors import ConfigError, above_zero, at_least, pip_install
-from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.runs.atomic import as_run_error, new_folder
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.tensorboard import SummaryWriter
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
-from transfer_cli.training.console import copied_lines
+from transfer_cli.training.console import copyable_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,41 +45,41 @@ FOLDER = "lr-find"
 """The folder in `run.root` for the folders of range tests."""
 
 
-def find(config: DictConfig, command: str) -> None:
+def find_rate(config: DictConfig, command: str) -> None:
     """Run the test, write its curve and print what it suggests."""
-    _check(config)
+    _check_config(config)
     # What a run does before its first step, and is of no use here.
     leaner: dict[str, Any] = {"forgetting.data": None}
     if config.loop.compile == "auto":
         leaner["loop.compile"] = False
     config = with_values(config, leaner)
-    typed = CommandLine.of_this_command()
+    typed = CommandLine.current()
     run = build_run(config, command, typed.overrides)
     seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
-    step = steepest(seen)
+    step = lr_finder.steepest_step(seen)
     groups = _rates_of_groups(run, seen.rates[step])
-    words = [*_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
-    line = typed.then(f"{command} {shlex.join(words)}")
-    picture = curve_of(seen, step, groups, f"transfer lr-find {command}")
+    words = [*_kept_overrides(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
+    line = typed.next_command(f"{command} {shlex.join(words)}")
+    picture = curve_png(seen, step, groups, f"transfer lr-find {command}")
     files = {
         "curve.png": picture,
         "curve.csv": _as_csv(seen).encode(),
         "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
         "settings.yaml": as_yaml(run.blueprint.config).encode(),
     }
-    folder = _place(build(config.run, "run", RunConfig), command, typed.presets)
-    with writing(folder), new_folder(folder) as made:
+    folder = _new_folder_path(build(config.run, "run", RunConfig), command, typed.presets)
+    with as_run_error(folder), new_folder(folder) as made:
         for name, content in files.items():
             (made / name).write_bytes(content)
         _write_tensorboard(made / "tensorboard", seen, picture)
     print_out(_page(command, seen, step, groups, folder, line))
 
 
-find_pretrain = partial(find, command="pretrain")
-find_finetune = partial(find, command="finetune")
+find_pretrain = partial(find_rate, command="pretrain")
+find_finetune = partial(find_rate, command="finetune")
 
 
-def _check(config: DictConfig) -> None:
+def _check_config(config: DictConfig) -> None:
     asked = config.lr_find
     for name in ("start", "end"):
         above_zero(f"lr_find.{name}:", asked[name], ConfigError)
@@ -87,7 +87,7 @@ def _check(config: DictConfig) -> None:
         raise ConfigError(
             f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
         )
-    at_least("lr_find.steps:", asked.steps, FEWEST_STEPS, ConfigError)
+    at_least("lr_find.steps:", asked.steps, lr_finder.FEWEST_STEPS, ConfigError)
     if config.devices not in (1, "auto") or distributed.world_size() > 1:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if is_solver(config.optimizer):
@@ -110,11 +110,11 @@ def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTes
     optimizer = run.step.optimizer
     what = "tokens" if command == "pretrain" else "examples"
     log.info("lr-find %s", command)
-    with handlers.speak_above_the_bar():
-        return run_range(
+    with handlers.log_above_bar():
+        return lr_finder.run_range_test(
             run.step,
             run.streams,
-            Growth(asked.start, asked.end),
+            lr_finder.ExponentialGrowth(asked.start, asked.end),
             asked.steps,
             frozen_eval=run.blueprint.adaptation.frozen_eval,
             micro_batch=run.micro_batch,
@@ -136,13 +136,13 @@ def _rates_of_groups(run: TrainingRun, rate: float) -> dict[str, float]:
     }
 
 
-def _kept(typed: Sequence[str]) -> list[str]:
+def _kept_overrides(typed: Sequence[str]) -> list[str]:
     """Return the overrides of the test that a run at the rate that was found takes as well."""
     ours = ("optimizer.lr", "lr_find.", "run.dir")
     return [word for word in typed if not word.lstrip("+~").startswith(ours)]
 
 
-def _place(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
+def _new_folder_path(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
     """Return the folder to make: the one asked for, or a new one named by time and choices."""
     if run.dir is not None:
         return Path(run.dir).expanduser()
@@ -204,10 +204,10 @@ def _page(
         names = list(members)
         head = names[0] + (f" ... {names[-1]}" if len(names) > 1 else "")
         blocks.append(Entry(["  ", Piece(f"{head}:", "name"), " "], [f"{rate:.2g}"], len(head) + 4))
-    return Page(*blocks, *copied_lines({"files": folder, "next": line}))
+    return Page(*blocks, *copyable_lines({"files": folder, "next": line}))
 
 
-def curve_of(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: str) -> bytes:
+def curve_png(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: str) -> bytes:
     """Return the curve as a picture, with the suggestion marked.
 
     Where layer groups have rates of their own, a second panel shows which.

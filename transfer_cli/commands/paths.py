@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.config.models import listed_models, place_of
+from transfer_cli.config.models import expand_short_name, listed_models
 from transfer_cli.data.readers import check_readable
 from transfer_cli.errors import ConfigError, DataError, RunError, raised_as
 from transfer_cli.runs.atomic import write_text
-from transfer_cli.runs.directory import HUB, check_is_folder, find_folder
+from transfer_cli.runs.directory import HUB, check_is_folder, check_model_folder
 from transfer_cli.safe_files import in_one_line
-from transfer_cli.terminal import flush_out
+from transfer_cli.terminal import write_out
 
 STANDARD_OUTPUT = "-"
 
@@ -47,27 +47,27 @@ def write_json_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a JSON line for each row, to a file, at once, or to standard output."""
     text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     if output == STANDARD_OUTPUT:
-        flush_out(text)
+        write_out(text)
     else:
         write_text(Path(output).expanduser(), text)
 
 
-_PLAIN = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"|([^\s'\"\\(){}\[\]$,=]+)")
+_PLAIN_VALUE = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"|([^\s'\"\\(){}\[\]$,=]+)")
 """A value that says what it is without Hydra."""
 
 
 def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> None:
     """Refuse paths at which there is nothing, or something else."""
-    looks = _OF_COMMAND.get(command, _READS)
+    looks = _CHECKS_OF_COMMAND.get(command, _CHECKS)
     last = dict(word.partition("=")[::2] for word in overrides)
-    if looks is _TRAINS and "resume" in last:
+    if looks is _TRAINING_CHECKS and "resume" in last:
         last = {"resume": last["resume"]}  # a run that is finished needs nothing else
     if "data.train" not in last:  # then the others name no files, but splits, or a share
         last = {key: value for key, value in last.items() if not key.startswith("data.")}
     if last.get("output_format") == "glue":  # its output may be a folder, and `predict` looks at it
         last.pop("output", None)
     for key, value in last.items():
-        for path in _values(value, multirun=multirun) if key in looks else ():
+        for path in _plain_values(value, multirun=multirun) if key in looks else ():
             looks[key](path, key)
 
 
@@ -77,28 +77,28 @@ def check_new(to: Path, key: str = "to") -> None:
         raise RunError(f"{key}: {to} is there already; choose a new folder")
 
 
-def _values(text: str, *, multirun: bool) -> Iterator[str]:
+def _plain_values(text: str, *, multirun: bool) -> Iterator[str]:
     """Yield the values of an override, but none that Hydra would change or refuse."""
     words = [text]
     if text.startswith("[") or (multirun and not text.startswith(("'", '"'))):
         words = text.removeprefix("[").removesuffix("]").split(",")
     for word in words:
-        plain = _PLAIN.fullmatch(word.strip())
+        plain = _PLAIN_VALUE.fullmatch(word.strip())
         value = next(filter(None, plain.groups()), "") if plain else ""
         if value not in ("", "null", "auto", "???"):
             yield value
 
 
-def _model(path: str, key: str) -> None:
-    if not place_of(path).startswith(HUB):
-        find_folder(Path(path).expanduser(), key, listed_models())
+def _check_model(path: str, key: str) -> None:
+    if not expand_short_name(path).startswith(HUB):
+        check_model_folder(Path(path).expanduser(), key, listed_models())
 
 
-def _folder(path: str, key: str) -> None:
+def _check_folder(path: str, key: str) -> None:
     check_is_folder(Path(path).expanduser(), key)
 
 
-def _file(path: str, key: str) -> None:
+def _check_file(path: str, key: str) -> None:
     place = Path(path).expanduser()
     if key == "input" and " " in path and "/" not in path and not place.exists():
         raise ConfigError(
@@ -112,25 +112,27 @@ def _file(path: str, key: str) -> None:
             check_readable(place)
 
 
-def _data(path: str, key: str) -> None:
+def _check_data(path: str, key: str) -> None:
     # A folder may be a table in several files, or texts beside each other.
     if not path.startswith(HUB) and not Path(path).expanduser().is_dir():
-        _file(path, key)
+        _check_file(path, key)
 
 
-def _new(path: str, key: str) -> None:
+def _check_new_path(path: str, key: str) -> None:
     check_new(Path(path).expanduser(), key)
 
 
-_READS: Mapping[str, Callable[[str, str], None]] = {
-    "run": _model, "init_from": _model, "base": _folder, "input": _file, "to": _new,
-    "output": check_output, "data.train": _data, "data.validation": _data, "data.test": _data,
+_CHECKS: Mapping[str, Callable[[str, str], None]] = {
+    "run": _check_model, "init_from": _check_model, "base": _check_folder, "input": _check_file,
+    "to": _check_new_path, "output": check_output, "each": check_output,
+    "data.train": _check_data, "data.validation": _check_data, "data.test": _check_data,
 }  # fmt: skip
-_TRAINS = {**_READS, "resume": _folder}
+_TRAINING_CHECKS = {**_CHECKS, "resume": _check_folder}
 """Elsewhere `resume` says whether to go on."""
 
-_WRITES_RUN = {**_READS, "output": _new}
-_OF_COMMAND = {
-    "pretrain": _TRAINS, "finetune": _TRAINS, "score": _WRITES_RUN, "analyze": _WRITES_RUN,
-    "evaluate": {**_READS, "input": _data}, "predict": {**_READS, "input": _data},
+_RUN_WRITING_CHECKS = {**_CHECKS, "output": _check_new_path}
+_CHECKS_OF_COMMAND = {
+    "pretrain": _TRAINING_CHECKS, "finetune": _TRAINING_CHECKS,
+    "score": _RUN_WRITING_CHECKS, "analyze": _RUN_WRITING_CHECKS,
+    "evaluate": {**_CHECKS, "input": _check_data}, "predict": {**_CHECKS, "input": _check_data},
 }  # fmt: skip

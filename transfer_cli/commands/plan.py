@@ -18,32 +18,32 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.drawing import draw
-from transfer_cli.assembly.flops_estimate import flops_of_run, keeps_states, of_full_texts
+from transfer_cli.assembly.drawing import draw_blueprint
+from transfer_cli.assembly.flops_estimate import caches_states, flops_of_run, full_text_costs
 from transfer_cli.assembly.foretold import with_prediction
 from transfer_cli.assembly.memory_estimate import (
-    STATES,
+    STATES_PREFIX,
     memory_parts,
-    processes_of,
+    num_processes,
     with_micro_batch,
 )
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.plan_table import fact, plan_page, run_facts
+from transfer_cli.assembly.plan_table import named_line, plan_page, run_facts
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
-from transfer_cli.config.dialled import dialled
+from transfer_cli.config.dialled import dialled_keys
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, flops_of
 from transfer_cli.reports import formats
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.environment import cores
-from transfer_cli.sweeps.processes import as_time
+from transfer_cli.runs.environment import available_cores
+from transfer_cli.sweeps.processes import duration_text
 from transfer_cli.terminal import print_out
-from transfer_cli.training.resume import rate_ahead
+from transfer_cli.training.resume import rate_change_text
 
 if TYPE_CHECKING:
     from transfer_cli.assembly.run import TrainingRun
@@ -51,25 +51,25 @@ if TYPE_CHECKING:
 MOST_BYTES = 4 * 2**30
 """Memory of a run, its states aside, up to which its time is measured without being asked for."""
 
-SECONDS = 5.0
+PATIENCE_SECONDS = 5.0
 """How long a step may be then to be taken whole, and how long whole ones are taken."""
 
 MEASURED_STEPS = 6
 """How many short ones are taken, of which the first warms up."""
 
-MOST_LOOKED_AT = 500
+MOST_SORTED_STEPS = 500
 """Steps of the first epoch among which those to take are chosen by the length of their texts."""
 
 
 @contextmanager
-def _said_once() -> Iterator[None]:
+def _log_once() -> Iterator[None]:
     """Leave out what was logged before: a run that is measured reads its data a second time."""
-    said: set[str] = set()
+    messages: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
-        count = len(said)
-        said.add(record.getMessage())
-        return len(said) > count
+        count = len(messages)
+        messages.add(record.getMessage())
+        return len(messages) > count
 
     handlers = logging.getLogger("transfer_cli").handlers
     for handler in handlers:
@@ -81,50 +81,51 @@ def _said_once() -> Iterator[None]:
             handler.removeFilter(is_new)
 
 
-@_said_once()
+@_log_once()
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do, and take some of its steps to estimate its time."""
-    typed, steps = CommandLine.of_this_command().overrides, config.plan.steps
+    typed, steps = CommandLine.current().overrides, config.plan.steps
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
-    config = _as_run(config, resumed, command, typed)
-    drawn = with_prediction(draw(config, command, typed, origins, device="meta"))
+    config = _config_of_run(config, resumed, command, typed)
+    drawn = with_prediction(draw_blueprint(config, command, typed, origins, device="meta"))
     blueprint = with_micro_batch(drawn)
     config = blueprint.config
     for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
     for name, text in run_facts(blueprint, blueprint.data.encoded()).items():
-        print_out(fact(name, text))
-    for entry in dialled(config):
-        print_out(fact(entry.key, str(entry)))
+        print_out(named_line(name, text))
+    for entry in dialled_keys(config):
+        print_out(named_line(entry.key, str(entry)))
     for warning in advice(blueprint):
-        print_out(fact("warning", warning))
-    if resumed is not None and (course := rate_ahead(resumed, blueprint)):
-        print_out(fact("resume", course))
+        print_out(named_line("warning", warning))
+    if resumed is not None and (course := rate_change_text(resumed, blueprint)):
+        print_out(named_line("resume", course))
     of_weights = sum(
-        size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES)
+        size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES_PREFIX)
     )
     length = config.data.get("length") or blueprint.model.backbone.shape.positions
-    processes, most = processes_of(config), cores()
+    processes, most = num_processes(config), available_cores()
     too_many = processes > most and blueprint.precision.device.type == "cpu"
     if too_many or steps == 0 or (steps is None and of_weights > MOST_BYTES):
-        print_out(fact("flops", _flops_text(blueprint, *of_full_texts(blueprint, length))))
+        print_out(named_line("flops", _flops_text(blueprint, *full_text_costs(blueprint, length))))
         if steps != 0:
-            said = "not measured for so much; plan.steps=3 takes three steps to say"
+            reason = "not measured for so much; plan.steps=3 takes three steps to say"
             if too_many:
-                said = f"not guessed: {processes} processes would share {most} cores"
-            print_out(fact("time", said))
+                reason = f"not guessed: {processes} processes would share {most} cores"
+            print_out(named_line("time", reason))
         return
-    run = _lean(config, command, typed, origins)
-    measured = _measured(run, steps)
+    run = _build_lean_run(config, command, typed, origins)
+    measured = _measure(run, steps)
     # The first steps of a run that remembers have little to remember.
-    counted = of_full_texts(blueprint, length) if run.blueprint.remembers else None
-    print_out(fact("flops", _flops_text(blueprint, *(counted or _of_measured(run, measured)))))
-    print_out(fact("time", _time_text(run, blueprint, measured)))
+    costs = full_text_costs(blueprint, length) if run.blueprint.carries_memory else None
+    costs = costs or _measured_flops(run, measured)
+    print_out(named_line("flops", _flops_text(blueprint, *costs)))
+    print_out(named_line("time", _time_text(run, blueprint, measured)))
 
 
-def _as_run(
+def _config_of_run(
     config: DictConfig, resumed: RunDirectory | None, command: str, typed: Sequence[str]
 ) -> DictConfig:
     """Return the config of the run: the one that is resumed, or what its budget chooses."""
@@ -132,16 +133,16 @@ def _as_run(
         return config_to_resume(config, resumed, command, typed)
     if config.get("budget") is None:
         return config
-    from transfer_cli.commands.pretrain_finetune import CHOOSES  # it trains
+    from transfer_cli.commands.pretrain_finetune import BUDGET_CHOOSERS  # it trains
 
-    return CHOOSES[command](config, command, CommandLine.of_this_command())[0]
+    return BUDGET_CHOOSERS[command](config, command, CommandLine.current())[0]
 
 
 plan_pretrain = partial(plan, command="pretrain")
 plan_finetune = partial(plan, command="finetune")
 
 
-def _lean(
+def _build_lean_run(
     config: DictConfig, command: str, typed: Sequence[str], origins: Origins
 ) -> "TrainingRun":
     """Return the run, without what takes time before its first step: all that counts is a step."""
@@ -157,7 +158,7 @@ def _lean(
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _StepCost:
     """What some steps of a run took: the fastest of them, and the slowest, in seconds.
 
     Args:
@@ -172,7 +173,7 @@ class _Measured:
     steps: float
 
 
-def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
+def _measure(run: "TrainingRun", steps: int | None) -> _StepCost:
     """Return what a step takes, by a few of them; what they compute is in the run's tally.
 
     Args:
@@ -181,88 +182,90 @@ def _measured(run: "TrainingRun", steps: int | None) -> _Measured:
     """
     # To compile a sequence alone would take as long again as to compile a step.
     compiles = run.blueprint.course.loop.compile
-    alone = steps is None and not (run.blueprint.remembers or compiles)
-    measured = _by_a_sequence(run) if alone else None
+    alone = steps is None and not (run.blueprint.carries_memory or compiles)
+    measured = _measure_sequences(run) if alone else None
     if measured is not None:
         return measured
-    patience = SECONDS if steps is None else math.inf
-    return _by_whole_steps(
+    patience = PATIENCE_SECONDS if steps is None else math.inf
+    return _measure_whole_steps(
         run, min(steps or MEASURED_STEPS, run.blueprint.course.sizes.total_steps), patience
     )
 
 
-def _time_text(run: "TrainingRun", planned: Blueprint, measured: _Measured) -> str:
+def _time_text(run: "TrainingRun", planned: Blueprint, measured: _StepCost) -> str:
     """Return how long a run will take, by what some steps took; `planned` is as it will be."""
     counted = total = run.blueprint.course.sizes.total_steps
     rest = ""
-    if keeps_states(planned):
+    if caches_states(planned):
         counted = min(total, run.blueprint.course.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
     low, high = measured.low * counted, measured.high * counted
     if planned.course.loop.minutes is not None and high > 60 * planned.course.loop.minutes:
         low, high = min(low, 60 * planned.course.loop.minutes), 60 * planned.course.loop.minutes
         rest += ", or what of them fits into loop.minutes"
+    step = _range_text(f"{measured.low:.3g}", f"{measured.high:.3g}")
+    whole = _range_text(duration_text(low), duration_text(high))
     return (
-        f"{_range(f'{measured.low:.3g}', f'{measured.high:.3g}')} s a step in the first stage, "
-        f"measured over {measured.of_what} on {run.blueprint.precision.device}; about "
-        f"{_range(as_time(low), as_time(high))} for all {total:,}{rest}, evaluations not counted"
+        f"{step} s a step in the first stage, "
+        f"measured over {measured.of_what} on {run.blueprint.precision.device}; about {whole} for "
+        f"all {total:,}{rest}, evaluations not counted"
     )
 
 
-def _range(low: str, high: str) -> str:
+def _range_text(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _of_measured(run: "TrainingRun", measured: _Measured) -> tuple[Sequence[Prices], Amounts, str]:
+def _measured_flops(run: "TrainingRun", cost: _StepCost) -> tuple[Sequence[Prices], Amounts, str]:
     """Return what a step computes, by what some have, for texts of the mean length of all."""
-    steps, lengths, tally = measured.steps, run.data.lengths, run.tally
-    if lengths is not None and measured.tokens:
-        steps = measured.tokens / (run.blueprint.course.loop.batch * float(lengths.mean()))
+    steps, lengths, tally = cost.steps, run.data.lengths, run.tally
+    if lengths is not None and cost.tokens:
+        steps = cost.tokens / (run.blueprint.course.loop.batch * float(lengths.mean()))
     amounts = {key: (done / steps, real / steps) for key, (done, real) in tally.amounts().items()}
-    return tally.prices, amounts, f"as counted over {measured.of_what}"
+    return tally.prices, amounts, f"as counted over {cost.of_what}"
 
 
-def _by_a_sequence(run: "TrainingRun") -> _Measured | None:
+def _measure_sequences(run: "TrainingRun") -> _StepCost | None:
     """Return what a step takes, told by its shortest and longest sequence.
 
     It is None where a step is short.
     """
-    sequences = sorted(_loader(run, 1).at(0), key=lambda one: _tokens_in([one]))
-    _seconds_of(run, sequences[:1], 0)  # warms up
-    run.tally.take()
+    sequences = sorted(_loader(run, 1).load(0), key=lambda one: _num_tokens([one]))
+    _step_seconds(run, sequences[:1], 0)  # warms up
+    run.tally.take_flops()
     ends = [sequences[0], sequences[-1]]
-    seconds = [len(sequences) * _seconds_of(run, [one], 0) for one in ends]
-    if max(seconds) <= SECONDS:
+    seconds = [len(sequences) * _step_seconds(run, [one], 0) for one in ends]
+    if max(seconds) <= PATIENCE_SECONDS:
         return None
     part = len(ends) / len(sequences)
-    return _Measured(min(seconds), max(seconds), "two of its sequences", _tokens_in(ends), part)
+    return _StepCost(min(seconds), max(seconds), "two of its sequences", _num_tokens(ends), part)
 
 
-def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Measured:
+def _measure_whole_steps(run: "TrainingRun", most: int, patience: float) -> _StepCost:
     """Return what some steps take, short and long ones, as many as there is patience for."""
     loader, seconds, tokens = _loader(run, run.micro_batch), list[float](), 0
-    numbers = _of_all_lengths(run, loader, most)
-    run.tally.take()
+    numbers = _steps_of_all_lengths(run, loader, most)
+    run.tally.take_flops()
     while len(seconds) < most and sum(seconds) < patience:
-        batches = loader.at(numbers[len(seconds)])
-        tokens += _tokens_in(batches)
-        seconds.append(_seconds_of(run, batches, len(seconds)))
+        batches = loader.load(numbers[len(seconds)])
+        tokens += _num_tokens(batches)
+        seconds.append(_step_seconds(run, batches, len(seconds)))
     # The first step warms up; with one step alone there is nothing else.
     known = seconds[1:] or seconds
     of_what = f"{len(seconds)} step{'s' if len(seconds) > 1 else ''}"
-    return _Measured(min(known), max(known), of_what, tokens, len(seconds))
+    return _StepCost(min(known), max(known), of_what, tokens, len(seconds))
 
 
-def _of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> list[int]:
+def _steps_of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> list[int]:
     """Return the numbers of steps to take: of texts in order the first ones, else of each length.
 
     The first is one of middle length, which warms up; then come those that differ most from it.
     """
     sizes, lengths = run.blueprint.course.sizes, run.data.lengths
-    if lengths is None or sizes.mixture is not None or run.blueprint.remembers:
+    if lengths is None or sizes.mixture is not None or run.blueprint.carries_memory:
         return list(range(most))
     sampler = run.streams[MAIN].sampler
-    steps = range(min(sizes.total_steps, sizes.steps_per_epoch, MOST_LOOKED_AT))
+    steps = range(min(sizes.total_steps, sizes.steps_per_epoch, MOST_SORTED_STEPS))
     by_size = sorted(steps, key=lambda step: int(lengths[sampler.indices(step)].max()))
     last, middle = len(by_size) - 1, len(by_size) // 2
     places = [round((place + 0.5) / (most - 1) * last) for place in range(most - 1)]
@@ -270,7 +273,7 @@ def _of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> li
     return [by_size[place] for place in (middle, *places)]
 
 
-def _tokens_in(batches: Sequence[Mapping[str, Batch]]) -> int:
+def _num_tokens(batches: Sequence[Mapping[str, Batch]]) -> int:
     """Return the length of all examples of the main data; of several sequences the longest."""
     lengths = [micro[MAIN]["mask"].sum(-1) for micro in batches if MAIN in micro]
     return sum(
@@ -282,7 +285,7 @@ def _loader(run: "TrainingRun", micro_batch: int) -> StepDataLoader:
     return StepDataLoader(run.streams, micro_batch, lambda: 0, run.blueprint.course.sizes.mixture)
 
 
-def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], number: int) -> float:
+def _step_seconds(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], number: int) -> float:
     began = time.perf_counter()
     float(run.step(batches, number).total)  # waits for the device
     return time.perf_counter() - began
@@ -295,13 +298,13 @@ def _flops_text(planned: Blueprint, prices: Sequence[Prices], amounts: Amounts, 
     """Return in words what the steps of each stage compute, and all of them together."""
     stages = planned.course.stage_plans
     costs = [flops_of(amounts, of_stage) for of_stage in prices]
-    rest = ", the frozen backbone being passed once" if keeps_states(planned) else ""
-    said = f"a step takes {formats.flops(costs[0].done)}"
+    rest = ", the frozen backbone being passed once" if caches_states(planned) else ""
+    step = f"a step takes {formats.flops(costs[0].done)}"
     if len(stages) > 1:
         of_stages = (f"{formats.flops(e.done)} in stage {n}" for n, e in enumerate(costs, start=1))
-        said = f"a step takes {', '.join(of_stages)}"
+        step = f"a step takes {', '.join(of_stages)}"
     elif costs[0].done != costs[0].real:
-        said += f", {formats.flops(costs[0].real)} of it without padding and masks"
+        step += f", {formats.flops(costs[0].real)} of it without padding and masks"
     total = formats.flops(flops_of_run(planned, prices, amounts))
     steps = planned.course.sizes.total_steps
-    return f"about {total} for all {steps:,} steps{rest}; {said}, {how}"
+    return f"about {total} for all {steps:,} steps{rest}; {step}, {how}"

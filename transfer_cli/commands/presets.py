@@ -9,21 +9,21 @@ from itertools import groupby
 from os.path import lexists
 from pathlib import Path
 
-from transfer_cli.config.bounded_yaml import check_folder
+from transfer_cli.config.bounded_yaml import check_file_sizes
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.describe import (
     PACKAGED,
     Option,
-    comment,
+    comment_lines,
     key_help,
     options,
     with_comment,
 )
-from transfer_cli.config.flags import MANY, REPEATED, SWITCH, Flags, parse, read
-from transfer_cli.config.key_files import ENDINGS, with_files
+from transfer_cli.config.flags import MANY, REPEATED, SWITCH, Flags, parse_request, read_flags
+from transfer_cli.config.key_files import ENDINGS, with_key_files
 from transfer_cli.config.models import ListedModel, listed_models
-from transfer_cli.errors import ConfigError, nearest, raised_as
-from transfer_cli.runs.atomic import new_folder, write_text, writing
+from transfer_cli.errors import ConfigError, did_you_mean, raised_as
+from transfer_cli.runs.atomic import as_run_error, new_folder, write_text
 from transfer_cli.safe_files import escaped
 from transfer_cli.terminal import (
     BLANK,
@@ -46,15 +46,15 @@ MODELS = "models"
 def presets(words: list[str]) -> None:
     """Print the options of the groups that `words` name, of all where they name none."""
     flags = {"groups": MANY, "--json": SWITCH, "--schema": SWITCH, "--config-dir -cd": {}}
-    asked = read(words, flags)
+    asked = read_flags(words, flags)
     folder = Path(asked.config_dir) if asked.config_dir else None
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir: there is no folder {folder}")
-        check_folder(folder)
+        check_file_sizes(folder)
     groups = [group for group in asked.groups if group != MODELS]
     models = [*listed_models().values()] if MODELS in asked.groups else []
-    chosen = _of_groups(options(folder), groups) if groups or not models else []
+    chosen = _options_in(options(folder), groups) if groups or not models else []
     if asked.schema:
         from transfer_cli.config.editor_schema import editor_schema  # which imports torch
 
@@ -62,22 +62,22 @@ def presets(words: list[str]) -> None:
     elif asked.json:
         print(json.dumps([*_records(chosen), *map(asdict, models)], indent=2))
     else:
-        print_out(Page(*_blocks(chosen), *_blocks_of_models(models)))
+        print_out(Page(*_option_blocks(chosen), *_model_blocks(models)))
 
 
-def _of_groups(offered: list[Option], groups: list[str]) -> list[Option]:
+def _options_in(offered: list[Option], groups: list[str]) -> list[Option]:
     """Return the options of `groups` and of the groups below them."""
     known = dict.fromkeys(option.group for option in offered)
     for group in groups:
         if group not in known:
             names = (*known, MODELS)
-            hint = nearest(group, names) or f" There are {', '.join(names)}"
+            hint = did_you_mean(group, names) or f" There are {', '.join(names)}"
             raise ConfigError(f"there is no group {group!r}.{hint}")
     inside = tuple(f"{group}/" for group in groups or known)
     return [option for option in offered if f"{option.group}/".startswith(inside)]
 
 
-def _blocks_of_models(models: list[ListedModel]) -> list[Renderable]:
+def _model_blocks(models: list[ListedModel]) -> list[Renderable]:
     """Return a table of published models, and how one is chosen."""
     if not models:
         return []
@@ -100,7 +100,7 @@ def _blocks_of_models(models: list[ListedModel]) -> list[Renderable]:
     ]
 
 
-def _blocks(chosen: list[Option]) -> list[Renderable]:
+def _option_blocks(chosen: list[Option]) -> list[Renderable]:
     column = 4 + max((len(option.name) for option in chosen), default=0)
     blocks: list[Renderable] = []
     for group, members in groupby(chosen, key=lambda option: option.group):
@@ -148,7 +148,7 @@ STARTERS = {
 }
 """What a new folder holds, and which option of ours each file is a copy of."""
 
-SAID = {
+KEY_COMMENTS = {
     "_target_": "what is built of this; the keys beside it are its arguments",
     "defaults": "what this is put together from, in this order; later ones win",
     "_self_": "the keys of this file come here, after what stands above",
@@ -203,25 +203,25 @@ def init(words: list[str]) -> None:
         "--from": {**REPEATED, "dest": "sources"},
         "--save": {},
     }
-    asked = read(words, flags)
+    asked = read_flags(words, flags)
     if asked.save is not None:
         if asked.sources:
             raise ConfigError("--save: makes a file, --from a folder; leave one of them out")
-        _save(asked.save, asked.folder or "")
+        _save_keys(asked.save, asked.folder or "")
         return
     if asked.folder is None:
         raise ConfigError("which folder? Type transfer init DIR, for example transfer init configs")
     folder = Path(asked.folder)
-    wanted = _wanted(asked.sources)
-    files = _files(wanted, folder)
-    with writing(folder), new_folder(folder.expanduser()) as made:
+    wanted = _options_to_copy(asked.sources)
+    files = _file_texts(wanted, folder)
+    with as_run_error(folder), new_folder(folder.expanduser()) as made:
         for inside, text in files.items():
             (made / inside).parent.mkdir(parents=True, exist_ok=True)
             (made / inside).write_text(text, encoding="utf-8")
-    print_out(_summary(wanted, folder))
+    print_out(_summary_page(wanted, folder))
 
 
-def _save(typed: str, place: str) -> None:
+def _save_keys(typed: str, place: str) -> None:
     """Write what would be typed as a file of keys."""
     file = Path(place).expanduser()
     if file.suffix not in ENDINGS:
@@ -232,31 +232,28 @@ def _save(typed: str, place: str) -> None:
         name, *words = shlex.split(typed.removeprefix("transfer ")) or [""]
     command = ALL.get(name)
     if command is None or not command.composes:
-        close = nearest(name, [other for other, known in ALL.items() if known.composes])
+        close = did_you_mean(name, [other for other, known in ALL.items() if known.composes])
         raise ConfigError(f"--save: expected a command and its words, got {typed!r}.{close}")
-    from transfer_cli.config.saved_keys import saved  # which imports Hydra
+    from transfer_cli.config.saved_keys import key_file_text  # which imports Hydra
 
-    request = with_files(name, command, parse(words, name))
-    named = ["--config"] if command.typed else []  # where a word alone is a text
+    request = with_key_files(name, command, parse_request(words, name))
+    named = ["--config"] if command.text_key else []  # where a word alone is a text
     flags = map(shlex.quote, request.flags)
-    line = " ".join(["transfer", name, *flags, *named, _typed(Path(place))])
-    text = saved(name, command, request)
-    head = [
-        f"# yaml-language-server: $schema={SCHEMA}",
-        f"# What is typed wins: {line} KEY=VALUE",
-    ]
-    with writing(file):
+    line = " ".join(["transfer", name, *flags, *named, _shell_path(Path(place))])
+    text = key_file_text(name, command, request)
+    head = [f"# yaml-language-server: $schema={SCHEMA}", f"# What is typed wins: {line} KEY=VALUE"]
+    with as_run_error(file):
         write_text(file, "\n".join([*head, text, ""]))
     print_out(
         Page(
             Line(Piece(place, "heading"), " is made:"),
             Line(Piece("next:", "heading"), f" {line}"),
-            Line(f"      transfer presets --schema > {_typed(file.with_name(SCHEMA))}"),
+            Line(f"      transfer presets --schema > {_shell_path(file.with_name(SCHEMA))}"),
         )
     )
 
 
-def _wanted(sources: list[str]) -> dict[str, Option]:
+def _options_to_copy(sources: list[str]) -> dict[str, Option]:
     """Return the options to copy, by the path of the copy."""
     known = {f"{option.group}={option.name}": option for option in options()}
     if not sources:
@@ -268,11 +265,11 @@ def _wanted(sources: list[str]) -> dict[str, Option]:
             raise ConfigError(f"--from {source}: expected GROUP=OPTION, for example model=tiny")
         names = [option.name for option in known.values() if option.group == group]
         if not names:
-            close = nearest(group, dict.fromkeys(option.group for option in known.values()))
+            close = did_you_mean(group, dict.fromkeys(option.group for option in known.values()))
             raise ConfigError(f"--from {source}: there is no group {group!r}.{close}")
         if source not in known:
             raise ConfigError(
-                f"--from {source}: {group} has no option {name!r}.{nearest(name, names)} "
+                f"--from {source}: {group} has no option {name!r}.{did_you_mean(name, names)} "
                 f"See transfer presets {group}"
             )
         place = Path(group, name)
@@ -280,46 +277,46 @@ def _wanted(sources: list[str]) -> dict[str, Option]:
     return copies
 
 
-def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
+def _file_texts(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
     """Return the text of each file, by its path in the folder."""
     files = {}
     for path, option in wanted.items():
         name = path.removeprefix(f"{option.group}/")
-        inside, text = copy(option, name, folder)
+        inside, text = copy_option(option, name, folder)
         files[inside] = text
     listed = "\n".join(
         f"- `{path}.yaml`, from `{option.group}={option.name}`: {option.line}"
         for path, option in wanted.items()
     )
     files[Path("README.md")] = README.format(
-        folder=_typed(folder),
-        plan=_command("plan ", folder, wanted),
-        run=_command("", folder, wanted),
+        folder=_shell_path(folder),
+        plan=_command_line("plan ", folder, wanted),
+        run=_command_line("", folder, wanted),
         listed=listed,
     )
     return files
 
 
-def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
+def copy_option(option: Option, name: str, folder: Path) -> tuple[Path, str]:
     """Return the path and the text of an option's copy: its file under a new head, explained."""
-    lines = list(explained(option))
+    lines = list(explained_lines(option))
     packages = [line for line in lines if line.startswith("# @package")]
     body = [line for line in lines if line not in packages]
     described = next(n for n, line in enumerate(body) if line.lstrip("# ").strip())
     # Where the values go may end with the option's own name.
     head = [re.sub(rf"(?<=\.){re.escape(option.name)}$", name, line) for line in packages]
     head.append(f"# Mine, begun as {option.group}={option.name}")
-    head += comment(
+    head += comment_lines(
         f"The line above is what `transfer presets --config-dir {escaped(str(folder))}` shows: say "
-        f"there what this is. It is chosen by `{chosen_by(option, name)}` beside the same flag. "
-        "Change what you like; what you leave out has its default."
+        f"there what this is. It is chosen by `{choosing_word(option, name)}` beside the same "
+        "flag. Change what you like; what you leave out has its default."
     )
-    head += comment(f"What it was: {body[described].lstrip('# ')}")
+    head += comment_lines(f"What it was: {body[described].lstrip('# ')}")
     text = "\n".join([*head, *body[described + 1 :]]) + "\n"
     return Path(option.group) / f"{name}.yaml", text
 
 
-def explained(option: Option) -> Iterator[str]:
+def explained_lines(option: Option) -> Iterator[str]:
     """Yield the lines of an option; those without a comment get what is said of them elsewhere."""
     described = {(known.group, known.name): known.line for known in options()}
     meanings = {**key_help("pretrain"), **key_help("finetune")} if not option.package else {}
@@ -330,11 +327,11 @@ def explained(option: Option) -> Iterator[str]:
         if match := _KEY.match(line):
             path = [*path[: len(match[1]) // 2], match[2]]
             meaning = meanings.get(".".join(path), "")
-            text = SAID.get(match[2]) or meaning[:1].lower() + meaning[1:].rstrip(".")
+            text = KEY_COMMENTS.get(match[2]) or meaning[:1].lower() + meaning[1:].rstrip(".")
         elif path == ["defaults"] and (match := _ENTRY.match(line)):
             group = match[1] or ""
             below = group[1:] if group.startswith("/") else f"{option.group}/{group}"
-            text = SAID.get(match[2]) or described.get((below.rstrip("/"), match[2]), "")
+            text = KEY_COMMENTS.get(match[2]) or described.get((below.rstrip("/"), match[2]), "")
         yield from [line] if is_said or " #" in line else with_comment(line, text)
         is_comment = line.lstrip().startswith("#")
         is_said, begun = begun and is_comment, begun or not is_comment
@@ -344,31 +341,31 @@ _KEY = re.compile(r"( *)(\w+):")
 _ENTRY = re.compile(r" *- (?:override )?(?:(/?[\w/]+)(?:@[\w.]+)?: )?\[?([\w/.-]+)")
 
 
-def chosen_by(option: Option, name: str) -> str:
+def choosing_word(option: Option, name: str) -> str:
     """Return the word that chooses the copy of an option, as it is typed in a shell."""
     several = option.group == "adaptation/edits"
     return f"'{option.group}=[{name}]'" if several else f"{option.group}={name}"
 
 
-def _command(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
+def _command_line(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
     """Return a line that uses the folder."""
     path, option = next(iter(wanted.items()))
-    chosen = chosen_by(option, path.removeprefix(f"{option.group}/"))
+    chosen = choosing_word(option, path.removeprefix(f"{option.group}/"))
     if "adaptation/mine" in wanted:
         chosen += " adaptation=mine"
     is_text = option.target.startswith(ALL["finetune"].hidden)
     command = "pretrain" if is_text else "finetune"
     start = "" if is_text else " init_from=RUN"
-    return f"transfer {before}{command} --config-dir {_typed(folder)} {chosen}{start}"
+    return f"transfer {before}{command} --config-dir {_shell_path(folder)} {chosen}{start}"
 
 
-def _typed(folder: Path) -> str:
+def _shell_path(folder: Path) -> str:
     """Return the path as it is typed in a shell; `~` still means the home."""
     text = str(folder)
     return text if re.fullmatch(r"~?[\w./-]+", text) else escaped(shlex.quote(text))
 
 
-def _summary(wanted: Mapping[str, Option], folder: Path) -> Page:
+def _summary_page(wanted: Mapping[str, Option], folder: Path) -> Page:
     width = 4 + max(len(f"{path}.yaml") for path in wanted)
     blocks: list[Renderable] = [Line(Piece(str(folder), "heading"), " is made:")]
     for path, option in wanted.items():
@@ -376,7 +373,7 @@ def _summary(wanted: Mapping[str, Option], folder: Path) -> Page:
         blocks.append(Entry(["  ", Piece(f"{path}.yaml", "own")], text, width))
     blocks.append(Entry(["  ", Piece("README.md", "own")], ["how to use them"], width))
     blocks.append(
-        Line(Piece("next:", "heading"), f" transfer presets --config-dir {_typed(folder)}")
+        Line(Piece("next:", "heading"), f" transfer presets --config-dir {_shell_path(folder)}")
     )
-    blocks.append(Line(f"      {_command('plan ', folder, wanted)}"))
+    blocks.append(Line(f"      {_command_line('plan ', folder, wanted)}"))
     return Page(*blocks)

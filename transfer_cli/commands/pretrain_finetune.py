@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.foretold import runs_of_ladder, with_prediction
 from transfer_cli.assembly.resumed_config import AUTO, find_run
-from transfer_cli.config.build import TARGET, plain
+from transfer_cli.config.build import TARGET, resolved_node
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
@@ -19,7 +19,7 @@ from transfer_cli.training.train import Foresight, train
 
 log = logging.getLogger(__name__)
 
-CHOOSES = MappingProxyType(
+BUDGET_CHOOSERS = MappingProxyType(
     {"pretrain": budgeted.within_budget, "finetune": budgeted_adaptation.within_budget}
 )
 """What a budget chooses, by command."""
@@ -28,26 +28,27 @@ CHOOSES = MappingProxyType(
 def finetune(config: DictConfig) -> Path:
     """Adapt a pretrained model to labelled data; return the run directory."""
     if config.before is not None:
-        config = _with_run_before(config)
-    line = CommandLine.of_this_command()
+        config = _train_run_before(config)
+    line = CommandLine.current()
     if (
         config.budget is not None
         and config.resume == AUTO
         and (begun := find_run(AUTO, config.run.dir))
     ):
-        config, line = budgeted_adaptation.as_chosen(config, line, begun)
-    return train(config, "finetune", line, Foresight(CHOOSES["finetune"], lambda plan: plan))
+        config, line = budgeted_adaptation.with_earlier_choice(config, line, begun)
+    foresight = Foresight(BUDGET_CHOOSERS["finetune"], lambda plan: plan)
+    return train(config, "finetune", line, foresight)
 
 
 def pretrain(config: DictConfig) -> Path:
     """Train a language model on unlabelled text; return the run directory."""
     if config.ladder.of is not None:
         runs_of_ladder(config.ladder.of)
-    foresight = Foresight(CHOOSES["pretrain"], with_prediction)
-    return train(config, "pretrain", CommandLine.of_this_command(), foresight)
+    foresight = Foresight(BUDGET_CHOOSERS["pretrain"], with_prediction)
+    return train(config, "pretrain", CommandLine.current(), foresight)
 
 
-def _with_run_before(config: DictConfig) -> DictConfig:
+def _train_run_before(config: DictConfig) -> DictConfig:
     """Train the run that comes before, unless it is there; return the config of the one after it.
 
     It lies beside that one, at `run.dir` with `-before` behind it, and goes on with `resume=auto`.
@@ -58,7 +59,7 @@ def _with_run_before(config: DictConfig) -> DictConfig:
     if config.devices != 1 or distributed.started_by_torchrun():
         raise ConfigError("before: two runs in one command are for one process; type devices=1")
     changed: dict[str, Any] = {"before": None, "experiment": None, "run.dir": place}
-    for name, section in plain(config.before, "before").items():
+    for name, section in resolved_node(config.before, "before").items():
         is_whole = not isinstance(section, dict) or TARGET in section
         changed |= {name: section} if is_whole else {f"{name}.{k}": v for k, v in section.items()}
     folder = train(with_values(config, changed), "finetune")

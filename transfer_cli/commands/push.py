@@ -26,7 +26,7 @@ from transfer_cli.terminal import (
     Page,
     Piece,
     TextTable,
-    handling,
+    handle_signals,
     print_out,
     silent,
 )
@@ -46,7 +46,7 @@ _EXPORTED = ("config.json", "adapter_config.json", "*.onnx", "*.gguf")
 def push(config: PushConfig) -> None:
     """Upload what an export writes; whatever fails before, nothing is there."""
     place = Path(config.run).expanduser()
-    with _hub(config.repository) as library, handling(STOP_SIGNALS, _stop):
+    with _hub_client(config.repository) as library, handle_signals(STOP_SIGNALS, _stop):
         hub = library.HfApi()
         is_private = config.private if config.dry else _visibility(hub, config)
         with TemporaryDirectory(prefix="transfer-") as made:
@@ -55,7 +55,7 @@ def push(config: PushConfig) -> None:
                 folder = Path(made) / config.repository.rpartition("/")[2]
                 _export(config, place, folder)
             if config.dry:
-                print_out(_shown(config, folder))
+                print_out(_dry_run_page(config, folder))
                 return
             hub.create_repo(config.repository, private=config.private, exist_ok=True)
             commit = hub.upload_folder(
@@ -71,7 +71,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _hub(repository: str) -> Iterator[Any]:
+def _hub_client(repository: str) -> Iterator[Any]:
     """Yield the hub's client, of whose errors each becomes one line."""
     if not _NAME.fullmatch(repository) or len(repository) > _LONGEST_NAME:
         raise ConfigError(
@@ -152,7 +152,7 @@ def _export(config: PushConfig, place: Path, folder: Path) -> None:
         card,
         flags=re.MULTILINE,
     )
-    if index := _index(results, folder.name, card):
+    if index := _model_index(results, folder.name, card):
         head, end, rest = card.partition("\n---\n")
         card = (
             f"{head}\n{yaml.safe_dump(index, sort_keys=False, allow_unicode=True)}{end[1:]}{rest}"
@@ -160,7 +160,7 @@ def _export(config: PushConfig, place: Path, folder: Path) -> None:
     (folder / CARD).write_text(card, encoding="utf-8")
 
 
-def _index(results: Results, name: str, card: str) -> dict[str, Any]:
+def _model_index(results: Results, name: str, card: str) -> dict[str, Any]:
     """Return the measures of a run as the hub lists them; {} where there are none."""
     task = yaml.safe_load(card.split("\n---\n")[0]).get("pipeline_tag", "other")
     data = results.presets.get("data", "data")
@@ -184,7 +184,7 @@ def _index(results: Results, name: str, card: str) -> dict[str, Any]:
 # --- what is said ------------------------------------------------------------------------------
 
 
-def _shown(config: PushConfig, folder: Path) -> Page:
+def _dry_run_page(config: PushConfig, folder: Path) -> Page:
     """Return what would go, where to, and who would see it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     rows = [[path.relative_to(folder).as_posix(), f"{path.stat().st_size:,}"] for path in files]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
+from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read_flags
 from transfer_cli.errors import ConfigError
-from transfer_cli.reports.collect import Found, collect
-from transfer_cli.reports.compare import tasks
+from transfer_cli.reports.collect import CollectedRuns, collect
+from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import RUNNING, Report
 from transfer_cli.reports.outcomes import with_slices
-from transfer_cli.reports.tables import as_csv, as_json, as_markdown, as_page
+from transfer_cli.reports.tables import as_csv, as_json, as_markdown, as_terminal_page
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.slices import Slice
@@ -25,7 +25,7 @@ FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "csv": (as_csv, ".csv"),
     "markdown": (as_markdown, ".md"),
     "json": (as_json, ".json"),
-    "html": (lambda report: _html(report), ".html"),
+    "html": (lambda report: _as_html(report), ".html"),
 }
 """What a report can be written as, and how such a file ends."""
 
@@ -35,7 +35,7 @@ def report(words: list[str]) -> None:
     files: Flags = {f"--{name}": {} for name in FORMATS}
     repeated = {"--slice": REPEATED, "--plugin": REPEATED}
     flags = {"paths": MANY, "--sort": {}, "--baseline": {}, **files, **repeated}
-    asked = read(words, flags)
+    asked = read_flags(words, flags)
     if not asked.paths:
         raise ConfigError(
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
@@ -46,20 +46,20 @@ def report(words: list[str]) -> None:
     check_targets(targets)
     slices = _slices(asked.slice) if asked.slice else {}
     collected = collect([Path(path).expanduser() for path in asked.paths])
-    _check_ended(collected)
+    _check_any_ended(collected)
     if slices:
         collected.runs = [with_slices(run, slices, collected.problems) for run in collected.runs]
     made = Report(
-        tasks=tasks(collected.runs, asked.sort, asked.baseline),
+        tasks=compare_tasks(collected.runs, asked.sort, asked.baseline),
         standings=tuple(collected.standings),
         problems=tuple(collected.problems),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
-    with CommandLine(plugins=tuple(asked.plugin)).at_work():
+    with CommandLine(plugins=tuple(asked.plugin)).as_current():
         written = {name: FORMATS[name][0](made) for name in targets}
         if STANDARD_OUTPUT not in targets.values():
             width = shutil.get_terminal_size().columns if is_colourful(sys.stdout) else None
-            print_out(as_page(made, width))
+            print_out(as_terminal_page(made, width))
     for name, text in written.items():
         if targets[name] == STANDARD_OUTPUT:
             sys.stdout.write(text)
@@ -91,7 +91,7 @@ def _import_sections(packages: list[str]) -> None:
     import_plugins(packages)
 
 
-def _check_ended(collected: Found) -> None:
+def _check_any_ended(collected: CollectedRuns) -> None:
     """Refuse runs that are all at work; there is always something to say of a sweep."""
     if not collected.standings and all(run.status == RUNNING for run in collected.runs):
         first = collected.runs[0]
@@ -108,13 +108,13 @@ def check_targets(targets: Mapping[str, str]) -> None:
     for name, target in targets.items():
         path = Path(target).expanduser()
         check_output(target, f"--{name}")
-        if target != STANDARD_OUTPUT and _is_of_a_run(path, FORMATS[name][1]):
+        if target != STANDARD_OUTPUT and _belongs_to_run(path, FORMATS[name][1]):
             raise ConfigError(f"--{name}: {path} is part of a run; choose another file")
         if target != STANDARD_OUTPUT:
             check_ending(f"--{name}", target, (FORMATS[name][1],))
 
 
-def _is_of_a_run(path: Path, ending: str) -> bool:
+def _belongs_to_run(path: Path, ending: str) -> bool:
     """Return whether a file is, or is called like, one that a run or a sweep writes."""
     deepest = 3  # folders from a file of a run, such as of a checkpoint, up to the run directory
     folders = path.resolve().parents[:deepest]
@@ -128,7 +128,7 @@ def _is_of_a_run(path: Path, ending: str) -> bool:
     return path.suffix != ending or (ending == ".json" and not path.name.startswith("report"))
 
 
-def _html(report: Report) -> str:
+def _as_html(report: Report) -> str:
     # Only here: it brings the template engine along.
     from transfer_cli.reports.page import page
 

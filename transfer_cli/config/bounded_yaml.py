@@ -33,28 +33,28 @@ class _Node:
 def check_size(text: str) -> None:
     """Refuse YAML that is nested too deeply, or too large once its aliases are written out."""
     sizes: dict[str, int] = {}
-    begun = [_Node(None)]
+    open_nodes = [_Node(None)]
     for event in yaml.parse(text, Loader=PARSER):
         if isinstance(event, yaml.AliasEvent):
-            if any(node.anchor == event.anchor for node in begun):
-                raise at(event, f"*{event.anchor} stands inside of what it stands for")
-            begun[-1].size += sizes.get(event.anchor, 1)
+            if any(node.anchor == event.anchor for node in open_nodes):
+                raise error_at(event, f"*{event.anchor} stands inside of what it stands for")
+            open_nodes[-1].size += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
-            begun[-1].size += 1
+            open_nodes[-1].size += 1
             sizes[event.anchor or ""] = 1
         elif isinstance(event, yaml.CollectionStartEvent):
-            begun.append(_Node(event.anchor))
+            open_nodes.append(_Node(event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
-            done = begun.pop()
-            begun[-1].size += done.size
+            done = open_nodes.pop()
+            open_nodes[-1].size += done.size
             sizes[done.anchor or ""] = done.size
-        if len(begun) > MAX_DEPTH + 1:
-            raise at(event, f"nested deeper than {MAX_DEPTH} levels")
-        if begun[-1].size > MAX_CONFIG_NODES:
-            raise at(event, f"more than {MAX_CONFIG_NODES:,} values, its aliases written out")
+        if len(open_nodes) > MAX_DEPTH + 1:
+            raise error_at(event, f"nested deeper than {MAX_DEPTH} levels")
+        if open_nodes[-1].size > MAX_CONFIG_NODES:
+            raise error_at(event, f"more than {MAX_CONFIG_NODES:,} values, its aliases written out")
 
 
-def check_folder(folder: Path) -> None:
+def check_file_sizes(folder: Path) -> None:
     """Refuse a folder of configs in which a file is too large to be read.
 
     Anything else that is wrong with a file is reported when it is used.
@@ -71,6 +71,6 @@ def check_folder(folder: Path) -> None:
             continue
 
 
-def at(event: yaml.Event, problem: str) -> UnreadableError:
+def error_at(event: yaml.Event, problem: str) -> UnreadableError:
     """Return what is wrong with a file, with the line of an event."""
     return UnreadableError(f"line {event.start_mark.line + 1}: {problem}")

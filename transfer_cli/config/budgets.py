@@ -4,7 +4,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from transfer_cli.budget import Budget
-from transfer_cli.config.dialled import dialled
+from transfer_cli.config.dialled import dialled_keys
 from transfer_cli.errors import ConfigError
 
 _LENGTHS = ("loop.steps", "loop.epochs", "loop.tokens", "loop.flops", "loop.minutes")
@@ -12,7 +12,8 @@ _LENGTHS = ("loop.steps", "loop.epochs", "loop.tokens", "loop.flops", "loop.minu
 
 def with_budget(command: str, words: tuple[str, ...]) -> tuple[str, ...]:
     """Return overrides with the model that a budget begins with, where none is typed."""
-    typed = {word.lstrip("+").partition("=")[0]: word for word in words}
+    chosen = (word for word in words if word != "budget=null")
+    typed = {word.lstrip("+").partition("=")[0]: word for word in chosen}
     if command == "pretrain":
         return (*words, "model=dial") if "budget" in typed and "model" not in typed else words
     if "model=dial" in words:
@@ -50,7 +51,7 @@ def check_budget(config: DictConfig) -> None:
             "budget: chooses how deep a model is, which model=dial can be: leave model= out, or "
             "bound the time of any run by loop.minutes"
         )
-    typed = [entry.key for entry in dialled(config) if entry.key == "loop.tokens" and entry.is_set]
+    typed = [key.key for key in dialled_keys(config) if key.key == "loop.tokens" and key.is_set]
     typed += [f"loop.{name}" for name in ("steps", "epochs", "flops", "minutes")
               if config.loop[name] is not None]  # fmt: skip
     if typed and config.resume is None:

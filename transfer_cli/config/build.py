@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from transfer_cli.errors import ConfigError, nearest, raised_as
+from transfer_cli.errors import ConfigError, did_you_mean, raised_as
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ TARGET = "_target_"
 
 _plugins: set[str] = set()
 
-_WORDS = {
+_KIND_NAMES = {
     int: "a whole number",
     float: "a number",
     str: "text",
@@ -74,21 +74,21 @@ def build(
         kind: The class that the object must be an instance of, or several joined by `|`.
         extra: Further arguments of the constructor that no config can give, such as parameters.
     """
-    filled = plain(node, key)
+    filled = resolved_node(node, key)
     if not isinstance(filled, Mapping):
-        raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(filled)}")
-    made: T = _construct(filled, key, kind, extra)
-    return made
+        raise ConfigError(f"{key}: expected {_noun(kind)}, got {_repr(filled)}")
+    instance: T = _construct(filled, key, kind, extra)
+    return instance
 
 
 def class_of(node: Mapping[str, Any], key: str) -> type:
     """Return the class that a node names, if it is trusted; nothing is built."""
-    return _find(node.get(TARGET), key)
+    return _find_class(node.get(TARGET), key)
 
 
 def argument_types(target: str, key: str) -> dict[str, Any]:
     """Return the types of what the class of this name takes, as far as they can be read."""
-    return _annotations(_find(target, key))
+    return _annotations(_find_class(target, key))
 
 
 def check_options(node: Any, key: str = "") -> None:
@@ -98,13 +98,13 @@ def check_options(node: Any, key: str = "") -> None:
         return
     options = [str(name) for name in written if name != TARGET]
     if TARGET in written:
-        maker = _find(written[TARGET], key)
+        maker = _find_class(written[TARGET], key)
         _refuse_unknown(options, maker, key)
     for name in options:
         check_options(written[name], f"{key}.{name}" if key else name)
 
 
-def plain(node: Any, key: str) -> Any:
+def resolved_node(node: Any, key: str) -> Any:
     """Return `node` with interpolations filled in, as dicts, lists and plain values."""
     if not OmegaConf.is_config(node):
         return node
@@ -119,7 +119,7 @@ def plain(node: Any, key: str) -> Any:
 
 
 def _construct(node: Mapping[str, Any], key: str, kind: Any, extra: Mapping[str, Any]) -> Any:
-    maker = _maker(node, key, kind)
+    maker = _class_of_node(node, key, kind)
     arguments = {name: value for name, value in node.items() if name != TARGET}
     _check_names(arguments, maker, key, extra)
     annotations = _annotations(maker)
@@ -135,39 +135,39 @@ def _construct(node: Mapping[str, Any], key: str, kind: Any, extra: Mapping[str,
 # --- the class ---------------------------------------------------------------------------------
 
 
-def _maker(node: Mapping[str, Any], key: str, kind: Any) -> type:
+def _class_of_node(node: Mapping[str, Any], key: str, kind: Any) -> type:
     """Return the class that `node` names, or `kind` itself where it names none."""
     if TARGET in node:
-        maker = _find(node[TARGET], key)
+        maker = _find_class(node[TARGET], key)
     elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
         maker = kind
     else:
         options = ", ".join(map(str, node)) or "nothing"
-        raise ConfigError(f"{key}: expected {_a(kind)}, which needs a {TARGET}; found {options}")
-    if not _may_be(maker, kind):
-        raise ConfigError(f"{key}: expected {_a(kind)}, but {_path(maker)} makes {_a(maker)}")
+        raise ConfigError(f"{key}: expected {_noun(kind)}, which needs a {TARGET}; found {options}")
+    if not _is_subclass(maker, kind):
+        raise ConfigError(f"{key}: expected {_noun(kind)}, but {_name(maker)} makes {_noun(maker)}")
     if inspect.isabstract(maker):
-        raise ConfigError(f"{key}: {_path(maker)} is abstract; name one of its subclasses")
+        raise ConfigError(f"{key}: {_name(maker)} is abstract; name one of its subclasses")
     return maker
 
 
-def _find(target: Any, key: str) -> type:
+def _find_class(target: Any, key: str) -> type:
     """Import the class that `target` names, if it is trusted by name and by place of definition."""
     parts = target.split(".") if isinstance(target, str) else []
     names = [part for part in parts if part.isidentifier() and not keyword.iskeyword(part)]
     if len(parts) < 2 or names != parts:
-        raise ConfigError(f"{key}.{TARGET}: expected package.module.Class, got {_shown(target)}")
+        raise ConfigError(f"{key}.{TARGET}: expected package.module.Class, got {_repr(target)}")
     check_trusted(target, key)
     module_name, _, name = target.rpartition(".")
     module = _import(module_name, key)
     member = getattr(module, name, None)
     if member is None:
         public = [word for word in vars(module) if not word.startswith("_")]
-        raise ConfigError(f"{key}: {module_name} has no {name!r}.{nearest(name, public)}")
+        raise ConfigError(f"{key}: {module_name} has no {name!r}.{did_you_mean(name, public)}")
     if not isinstance(member, type):
         raise ConfigError(f"{key}: {target} is not a class")
     # A trusted module may import untrusted things; what counts is where the class was written.
-    check_trusted(_path(member), key)
+    check_trusted(_name(member), key)
     return member
 
 
@@ -191,7 +191,7 @@ def _siblings(module_name: str) -> str:
     except ImportError:
         return ""
     names = [file.stem for place in places for file in Path(place).glob("*.py")]
-    close = nearest(name, names)
+    close = did_you_mean(name, names)
     return f".{close}" if close else ""
 
 
@@ -209,7 +209,7 @@ def check_trusted(path: str, key: str) -> None:
     )
 
 
-def _path(maker: type) -> str:
+def _name(maker: type) -> str:
     return f"{maker.__module__}.{maker.__qualname__}"
 
 
@@ -253,7 +253,7 @@ def _refuse_unknown(
         if name not in known and not (takes_any and str(name).isidentifier()):
             shown = sorted(known.keys() - set(hidden))
             listed = f" It has {', '.join(shown)}." if shown else " It has none."
-            hint = nearest(str(name), shown) or listed
+            hint = did_you_mean(str(name), shown) or listed
             raise ConfigError(f"{key}.{name}: {maker.__name__} has no option {name!r}.{hint}")
 
 
@@ -318,32 +318,32 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     words = [
         word for choice in choices if get_origin(choice) is Literal for word in get_args(choice)
     ]
-    close = nearest(value, words) if isinstance(value, str) else ""
+    close = did_you_mean(value, words) if isinstance(value, str) else ""
     stop = "." if close else ""
-    raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(value)}{stop}{close}".rstrip("."))
+    raise ConfigError(f"{key}: expected {_noun(kind)}, got {_repr(value)}{stop}{close}".rstrip("."))
 
 
 def _convert_literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     for choice in choices:
         if choice == value and type(choice) is type(value):
             return choice
-    close = nearest(value, [str(choice) for choice in choices]) if isinstance(value, str) else ""
+    close = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
     listed = ", ".join(map(str, choices))
-    raise ConfigError(f"{key}: expected one of {listed}; got {_shown(value)}.{close}".rstrip("."))
+    raise ConfigError(f"{key}: expected one of {listed}; got {_repr(value)}.{close}".rstrip("."))
 
 
 def _convert_container(value: Any, container: type, items: tuple[Any, ...], key: str) -> Any:
     if issubclass(container, Mapping):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}: expected a mapping, got {_shown(value)}")
+            raise ConfigError(f"{key}: expected a mapping, got {_repr(value)}")
         item = items[1] if items else Any
         return {name: convert(element, item, f"{key}.{name}") for name, element in value.items()}
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"{key}: expected a list, got {_shown(value)}. Write {key}=[...]")
+        raise ConfigError(f"{key}: expected a list, got {_repr(value)}. Write {key}=[...]")
     if issubclass(container, tuple) and items and items[-1] is not Ellipsis:
         if len(items) != len(value):
             raise ConfigError(
-                f"{key}: expected a list of {len(items)} values, got {len(value)}: {_shown(value)}"
+                f"{key}: expected a list of {len(items)} values, got {len(value)}: {_repr(value)}"
             )
         wanted = items
     else:
@@ -367,12 +367,12 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
             raise ConfigError(f"{key}: is too large for a number") from error
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if _fits(value, hint) and not (hint is int and isinstance(value, bool)):
+    if _is_instance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     cure = f". Write {int(value)}" if hint is int and is_number and value % 1 == 0 else ""
     if hint is str and is_number:
         cure = f""". If it is a length, say of what, for example '{key}={value} steps'"""
-    raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}{cure}")
+    raise ConfigError(f"{key}: expected {_noun(hint)}, got {_repr(value)}{cure}")
 
 
 # --- kinds -------------------------------------------------------------------------------------
@@ -382,10 +382,10 @@ def _is_protocol(kind: Any) -> bool:
     return getattr(kind, "_is_protocol", False)
 
 
-def _may_be(maker: type, kind: Any) -> bool:
+def _is_subclass(maker: type, kind: Any) -> bool:
     """Return whether an instance of `maker` can be of a kind. Nothing is made to find that out."""
     if get_origin(kind) in (Union, types.UnionType):
-        return any(_may_be(maker, choice) for choice in get_args(kind))
+        return any(_is_subclass(maker, choice) for choice in get_args(kind))
     if _is_protocol(kind):
         methods = [name for name, member in vars(kind).items() if inspect.isfunction(member)]
         wanted = [name for name in methods if name == "__call__" or not name.startswith("_")]
@@ -394,7 +394,7 @@ def _may_be(maker: type, kind: Any) -> bool:
     return issubclass(maker, kind) if isinstance(kind, type) and kind is not Any else True
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _is_instance(value: Any, kind: Any) -> bool:
     if _is_protocol(kind) or get_origin(kind) is Callable:
         return callable(value)
     try:
@@ -403,19 +403,19 @@ def _fits(value: Any, kind: Any) -> bool:
         return True
 
 
-def _a(kind: Any) -> str:
+def _noun(kind: Any) -> str:
     """Return the name of `kind` with its article: "an Objective"."""
-    if kind in _WORDS:
-        return _WORDS[kind]
+    if kind in _KIND_NAMES:
+        return _KIND_NAMES[kind]
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_a(choice) for choice in get_args(kind) if choice is not types.NoneType)
+        return " or ".join(_noun(part) for part in get_args(kind) if part is not types.NoneType)
     name = str(getattr(kind, "__name__", kind))
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
-def _shown(value: Any) -> str:
+def _repr(value: Any) -> str:
     """Return `value` as people write it in YAML, cut where it is long."""
     if value is None:
         return "null"

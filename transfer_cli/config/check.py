@@ -12,8 +12,8 @@ from transfer_cli.config import commands
 from transfer_cli.config.budgets import check_budget
 from transfer_cli.config.check_beams import check_beams
 from transfer_cli.config.check_training import check_training
-from transfer_cli.config.commands import CHOICES, DECLARED
-from transfer_cli.config.flat import flat
+from transfer_cli.config.commands import CHOICES, DECLARED_KEYS
+from transfer_cli.config.flat import flat_items
 from transfer_cli.config.part_values import check_values
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.earlier_runs import with_new_names
@@ -23,18 +23,17 @@ from transfer_cli.errors import (
     at_least,
     between,
     count_or_auto,
-    nearest,
+    did_you_mean,
     one_of,
 )
 
 MAX_NUMBER = 2**62
 """Bound of all numbers in a config: torch and numpy compute with 64 bits."""
 
-
 _MINUTES_OF_A_YEAR = 365 * 24 * 60
 
 
-def check(config: DictConfig, command: str) -> None:
+def check_config(config: DictConfig, command: str) -> None:
     """Resolve interpolations, refuse what cannot be, and freeze the config: it is composed.
 
     Keys that do not exist are refused, and values that are missing. What is decided later goes into
@@ -51,11 +50,11 @@ def check(config: DictConfig, command: str) -> None:
         OmegaConf.resolve(config)
     except InterpolationToMissingValueError:
         plain: Any = OmegaConf.to_container(config, resolve=False)
-        missing = sorted(key for key, value in flat(plain) if str(value) == "???")
+        missing = sorted(key for key, value in flat_items(plain) if str(value) == "???")
     except OmegaConfBaseException as error:
-        raise ConfigError(_not_filled_in(error)) from error
+        raise ConfigError(_resolution_problem(error)) from error
     if missing:
-        places = dict(commands.ALL[command].places)
+        places = dict(commands.ALL[command].positionals)
         cure = " ".join(f"{key}=VALUE" for key in missing)
         if set(missing) <= set(places):
             cure = f"{cure}, or type transfer {command} {' '.join(places.values())}"
@@ -65,21 +64,21 @@ def check(config: DictConfig, command: str) -> None:
     _check_numbers(values)
     _check_processes(values)
     check_values(values)
-    _check_answers(values)
+    _check_generation(values)
     _check_choices(config, command)
     # A real experiment changes other keys and leaves nothing here.
-    left = config.get("experiment")
-    if isinstance(left, DictConfig):
+    experiment = config.get("experiment")
+    if isinstance(experiment, DictConfig):
         raise ConfigError("experiment: its file must begin with the line `# @package _global_`")
-    if left is not None:
-        raise ConfigError(f"experiment={left}: there is no such experiment")
+    if experiment is not None:
+        raise ConfigError(f"experiment={experiment}: there is no such experiment")
     if "loop" in config:
         check_training(config)
         check_budget(config)
     OmegaConf.set_readonly(config, True)  # noqa: FBT003 - takes no keyword
 
 
-def _not_filled_in(error: OmegaConfBaseException) -> str:
+def _resolution_problem(error: OmegaConfBaseException) -> str:
     """Return why a value could not be computed: the words of a rule that refused, if one did."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigError):
@@ -91,14 +90,14 @@ def _not_filled_in(error: OmegaConfBaseException) -> str:
 def _rename_moved(config: DictConfig) -> None:
     """Give classes that an own file names as earlier versions called them their names of today."""
     written: Any = OmegaConf.to_container(config, resolve=False)
-    before = dict(flat(written))
-    for key, value in flat(with_new_names(written)):
+    before = dict(flat_items(written))
+    for key, value in flat_items(with_new_names(written)):
         if before.get(key) != value:
             OmegaConf.update(config, key, value, force_add=True)
 
 
 def _check_numbers(node: Any) -> None:
-    for key, values in flat(node):
+    for key, values in flat_items(node):
         for value in values if isinstance(values, list) else [values]:
             most = math.inf if key == "loop.flops" else MAX_NUMBER  # no tensor holds these
             if isinstance(value, int | float) and not -most < value < most:
@@ -120,7 +119,7 @@ def _check_processes(values: Mapping[str, Any]) -> None:
     count_or_auto("devices", values.get("devices", 1))
 
 
-def _check_answers(values: Mapping[str, Any]) -> None:
+def _check_generation(values: Mapping[str, Any]) -> None:
     """Refuse what is typed of texts that a model writes and cannot be."""
     for key, node in (("", values), ("objective", values.get("objective"))):
         if isinstance(node, Mapping) and "beams" in node:
@@ -135,15 +134,15 @@ def _check_choices(config: DictConfig, command: str) -> None:
     if OmegaConf.select(config, "cost.energy") == "False":  # an `off` without quotes, to YAML
         config.cost.energy = "off"
     for place, words in CHOICES.items():
-        *of, spoken = place.split()
-        section, _, name = DECLARED.get(spoken, spoken).rpartition(".")
+        *scope, typed_key = place.split()
+        section, _, name = DECLARED_KEYS.get(typed_key, typed_key).rpartition(".")
         node = OmegaConf.select(config, section) if section else config
         is_plain = node is not None and dataclasses.is_dataclass(OmegaConf.get_type(node))
-        value = node.get(name) if is_plain and of in ([], [command]) else None
+        value = node.get(name) if is_plain and scope in ([], [command]) else None
         if value is None or "..." in words:
             continue
         for word in value if isinstance(value, ListConfig) else [value]:
-            one_of(spoken, str(word).lower() if word in (True, False) else word, words.split())
+            one_of(typed_key, str(word).lower() if word in (True, False) else word, words.split())
 
 
 def _refuse_undeclared(node: DictConfig, key: str) -> None:
@@ -156,7 +155,7 @@ def _refuse_undeclared(node: DictConfig, key: str) -> None:
         path = f"{key}.{name}" if key else name
         if declared is not None and name not in declared:
             inside = f" in {key}" if key else ""
-            raise ConfigError(f"{path}: no such key{inside}.{nearest(name, declared)}")
+            raise ConfigError(f"{path}: no such key{inside}.{did_you_mean(name, declared)}")
         if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
             continue
         if isinstance(node[name], DictConfig):

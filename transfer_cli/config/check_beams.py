@@ -10,7 +10,7 @@ from transfer_cli.config.schema import BeamsConfig, GenerateConfig
 from transfer_cli.errors import ConfigError
 
 _SEARCH = "transfer_cli.objectives.beam_search.BeamSearch"
-_DRAWS = ("temperature", "top_k", "top_p", "samples")
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "samples")
 
 
 def typed_beams(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def check_beams(values: Mapping[str, Any], key: str) -> None:
     if "max_tokens" not in values:
         return
     if typed.get("beams", 1) > 1:
-        for name in _DRAWS:
+        for name in _SAMPLING_KEYS:
             if values[name] != GenerateConfig.__dataclass_fields__[name].default:
                 raise ConfigError(
                     f"{name}: beams={typed['beams']} looks for the likeliest text and draws none; "

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -57,12 +57,13 @@ def check_training(config: DictConfig) -> None:
         between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
     if config.threads is not None:
         between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
+    every = config.checkpoint.every
     for key, text in {
         "loop.evaluate_every": loop.evaluate_every,
-        "checkpoint.every": config.checkpoint.every,
+        "checkpoint.every": "1 epoch" if every == "auto" else every,
     }.items():
         with raised_as(ConfigError, f"{key}: "):
-            Length.parse_rhythm("1 epoch" if (key, text) == ("checkpoint.every", "auto") else text)
+            Length.parse_interval(text)
     at_least("cost.pue:", config.cost.pue, 1, ConfigError)
     if config.cost.kg_per_kwh is not None:
         at_least("cost.kg_per_kwh:", config.cost.kg_per_kwh, 0, ConfigError)
@@ -70,20 +71,20 @@ def check_training(config: DictConfig) -> None:
         with raised_as(ConfigError, "ladder.target: a depth, or a ", ConfigError):
             Budget.parse(target)
     _check_optimizer(config.optimizer)
-    _check_loggers(loggers_of(config.logger))
+    _check_loggers(logger_names(config.logger))
 
 
 def _check_length(loop: DictConfig) -> None:
     """Refuse two lengths of one run; epochs are a preset's, unless they are typed."""
-    given = [f"loop.{name}" for name in LENGTHS if loop[name] is not None]
-    epochs = (word.partition("=")[2] for word in CommandLine.of_this_command().overrides
+    lengths = [f"loop.{name}" for name in LENGTHS if loop[name] is not None]
+    epochs = (word.partition("=")[2] for word in CommandLine.current().overrides
               if word.lstrip("+").startswith("loop.epochs="))  # fmt: skip
-    if given not in ([], ["loop.steps"]) and any(value != "null" for value in epochs):
-        given.append("loop.epochs")
-    if len(given) > 1:
+    if lengths not in ([], ["loop.steps"]) and any(value != "null" for value in epochs):
+        lengths.append("loop.epochs")
+    if len(lengths) > 1:
         raise ConfigError(
-            f"{' and '.join(given)}: a run has one length; give one of them, and "
-            f"{given[1]}=null where a preset has it (loop.minutes may end any run early)"
+            f"{' and '.join(lengths)}: a run has one length; give one of them, and "
+            f"{lengths[1]}=null where a preset has it (loop.minutes may end any run early)"
         )
 
 
@@ -94,8 +95,9 @@ def _check_optimizer(options: DictConfig) -> None:
         value = options.get(name)
         if isinstance(value, int | float) and not 0 <= value < math.inf:
             raise ConfigError(f"optimizer.{name}: must be 0 or more, got {value}")
-    betas = options.get("betas", ())
-    if isinstance(betas, int | float | str) or not all(0 <= beta < 1 for beta in betas):
+    betas = options.betas if "betas" in options else ()
+    numbers = betas if isinstance(betas, Sequence) else [None]
+    if not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in numbers):
         raise ConfigError(f"optimizer.betas: must be numbers of 0 or more and below 1, got {betas}")
 
 
@@ -120,13 +122,13 @@ def _check_loggers(names: Iterable[str]) -> None:
             raise ConfigError(f"logger: {name} needs its package: {pip_install(name)}")
 
 
-def loggers_of(logger: Any) -> tuple[str, ...]:
+def logger_names(logger: Any) -> tuple[str, ...]:
     """Return the names that `logger` has: of one, of several, or of none."""
     names = [] if logger is None else [logger] if isinstance(logger, str) else logger
     return tuple(dict.fromkeys(names))
 
 
-def check_start(init_from: str | None, init: str) -> None:
+def check_init_from(init_from: str | None, init: str) -> None:
     """Refuse to adapt nothing: a fine-tuning begins with a model."""
     if init_from is None and init != "scratch":
         raise ConfigError(

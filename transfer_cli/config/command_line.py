@@ -25,7 +25,7 @@ class CommandLine:
     plugins: tuple[str, ...] = ()
     began: float = field(default_factory=time.perf_counter, compare=False)
 
-    def then(self, typed: str) -> str:
+    def next_command(self, typed: str) -> str:
         """Return a command line to type next: it needs the packages and configs that this had."""
         flags = [word for package in self.plugins for word in ("--plugin", package)]
         if self.config_dir is not None and not typed.startswith("report "):  # composes no config
@@ -33,18 +33,18 @@ class CommandLine:
         return f"transfer {typed} {shlex.join(flags)}".rstrip()
 
     @classmethod
-    def of_this_command(cls) -> "CommandLine":
+    def current(cls) -> "CommandLine":
         """Return that of the command at work."""
-        return _at_work.get(CommandLine())
+        return _current.get(CommandLine())
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def as_current(self) -> Iterator[None]:
         """Make this the command line of the command at work."""
-        token = _at_work.set(self)
+        token = _current.set(self)
         try:
             yield
         finally:
-            _at_work.reset(token)
+            _current.reset(token)
 
 
-_at_work: ContextVar[CommandLine] = ContextVar("command_line")
+_current: ContextVar[CommandLine] = ContextVar("command_line")

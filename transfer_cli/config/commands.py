@@ -8,10 +8,10 @@ from typing import NamedTuple
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Renderable
 
-SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
+TYPED_KEYS = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
 """Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""
 
-DECLARED = {typed: key for key, typed in SPOKEN.items()}
+DECLARED_KEYS = {typed: key for key, typed in TYPED_KEYS.items()}
 
 CHOICES = {
     "device": "auto cpu cuda ...", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
@@ -61,15 +61,15 @@ class Command:
             that takes no overrides.
         hidden: Beginnings of `_target_`, or of `GROUP/OPTION`, that make no sense here; such
             options are not listed.
-        only: What makes sense under a condition: beginnings of `GROUP/OPTION`, and the override
+        needs: What makes sense under a condition: beginnings of `GROUP/OPTION`, and the override
             that has to be given. The value RUN stands for any, null for none.
         ignores: Beginnings of keys that it takes and does nothing with; they are not listed.
         scales: Whether several processes can work on it (`devices=N`).
-        places: The keys whose values may be typed alone, in their order, and what help calls them.
-        typed: The key of a text, which is never read as more than text.
-        lists: Keys of several such texts.
+        positionals: The keys whose values may be typed alone, in order, and what help calls them.
+        text_key: The key of a text, which is never read as more than text.
+        list_keys: Keys of several such texts.
         files: The key of the last place where it takes several.
-        named: Keys below which there are names of one's own.
+        open_sections: Keys below which there are names of one's own.
         usage: What follows its name, for a command that takes no overrides.
     """
 
@@ -77,15 +77,15 @@ class Command:
     function: str = ""
     keys: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
-    only: tuple[tuple[str, str], ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
     ignores: tuple[str, ...] = ()
     scales: bool = False
     makes_runs: bool = False
-    places: tuple[tuple[str, str], ...] = ()
-    typed: str = ""
-    lists: tuple[str, ...] = ()
+    positionals: tuple[tuple[str, str], ...] = ()
+    text_key: str = ""
+    list_keys: tuple[str, ...] = ()
     files: str = ""
-    named: tuple[str, ...] = ()
+    open_sections: tuple[str, ...] = ()
     usage: str = ""
     typed_as: str = ""
 
@@ -108,8 +108,8 @@ def guide_of(name: str) -> Guide:
     from transfer_cli.config.bounded_yaml import PARSER  # which imports YAML: help alone needs it
 
     text = (conf_dir() / "commands.yaml").read_text(encoding="utf-8")
-    said = PARSER(text).get_single_data()[name]
-    return Guide(said.get("text", ""), tuple((e["type"], e["for"]) for e in said["examples"]))
+    guide = PARSER(text).get_single_data()[name]
+    return Guide(guide.get("text", ""), tuple((e["type"], e["for"]) for e in guide["examples"]))
 
 
 # fmt: off
@@ -118,7 +118,7 @@ ALL: dict[str, Command] = {
         summary="fetch a data set, make its tokenizer and encode it",
         function="transfer_cli.commands.inspect.prepare",
         keys=("data_dir", "init_from", "tokenizer.size", "seed"),
-        only=(("tokenizer/", "init_from=null"),),
+        needs=(("tokenizer/", "init_from=null"),),
     ),
     "inspect": Command(
         summary="look at the data: samples, lengths, labels, unknown tokens, overlap",
@@ -129,7 +129,7 @@ ALL: dict[str, Command] = {
             "transfer_cli.objectives.sentence_pair.", "transfer_cli.data.minimal_pairs.",
             "model/dial",
         ),
-        only=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
+        needs=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
     ),
     "pretrain": Command(
         summary="train a language model on unlabelled text",
@@ -143,7 +143,7 @@ ALL: dict[str, Command] = {
             "transfer_cli.tasks.", "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.", "sweep/few_label",
         ),
-        only=(
+        needs=(
             ("model/", "init_from=null"), ("tokenizer/", "init_from=null"),
             ("adaptation", "init_from=RUN"), ("sweep/schemes", "init_from=RUN"),
         ),
@@ -163,9 +163,9 @@ ALL: dict[str, Command] = {
             "transfer_cli.objectives.with_teachers.SourceDistillation",
             "transfer_cli.objectives.sentence_pair.", "model/dial",
         ),
-        only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
-        ignores=("plan.", "lr_find."), lists=("tokenizer.add", "data.speakers"),
-        named=("losses.slices.parts",), scales=True, makes_runs=True,
+        needs=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
+        ignores=("plan.", "lr_find."), list_keys=("tokenizer.add", "data.speakers"),
+        open_sections=("losses.slices.parts",), scales=True, makes_runs=True,
     ),
     "plan": Command(
         summary="show what a run would train when, and how fast, without training",
@@ -178,7 +178,8 @@ ALL: dict[str, Command] = {
     "evaluate": Command(
         summary="score a run on a split of its own data, or of other data",
         function="transfer_cli.commands.evaluate.evaluate",
-        places=(("run", "RUN"), ("input", "FILE ...")), files="input", named=("slices",),
+        positionals=(("run", "RUN"), ("input", "FILE ...")), files="input",
+        open_sections=("slices",),
         keys=(
             "run", "input", "split", "slices", "baseline", "batch", "device", "precision",
             "data_dir", "seed",
@@ -188,7 +189,7 @@ ALL: dict[str, Command] = {
     "predict": Command(
         summary="label texts with a fine-tuned run",
         function="transfer_cli.commands.predict.predict.predict",
-        places=(("run", "RUN"), ("input", "FILE ...")), files="input",
+        positionals=(("run", "RUN"), ("input", "FILE ...")), files="input",
         keys=(
             "run", "input", "output", "text", "pair", "format", "output_format", "keep",
             "errors", "batch",
@@ -198,7 +199,7 @@ ALL: dict[str, Command] = {
     "embed": Command(
         summary="write a vector for each text, for search and clustering",
         function="transfer_cli.commands.embed.embed",
-        places=(("run", "MODEL"), ("input", "FILE")),
+        positionals=(("run", "MODEL"), ("input", "FILE")),
         keys=(
             "run", "input", "output", "text", "pooling", "normalize", "nearest", "format", "batch",
             "device",
@@ -207,17 +208,17 @@ ALL: dict[str, Command] = {
     "generate": Command(
         summary="let a causal language model go on with a text",
         function="transfer_cli.commands.generate.generate",
-        places=(("run", "RUN"), ("prompt", "TEXT")),
+        positionals=(("run", "RUN"), ("prompt", "TEXT")),
         keys=(
             "run", "prompt", "messages", "max_tokens", "temperature", "beams", "seed", "stop",
             "samples", "output",
         ),
-        typed="prompt", lists=("stop",),
+        text_key="prompt", list_keys=("stop",),
     ),
     "serve": Command(
         summary="answer over HTTP: predict, generate and embed, and a page to type into",
         function="transfer_cli.serving.command.serve",
-        places=(("run", "RUN ..."),), files="run", lists=("serve.origins",),
+        positionals=(("run", "RUN ..."),), files="run", list_keys=("serve.origins",),
         keys=(
             "run", "port", "host", "device", "precision", "serve.wait_ms", "serve.timeout_seconds",
             "serve.token_file",
@@ -226,46 +227,46 @@ ALL: dict[str, Command] = {
     "chat": Command(
         summary="talk to a model in the terminal",
         function="transfer_cli.commands.chat.chat",
-        places=(("run", "RUN"),),
+        positionals=(("run", "RUN"),),
         keys=("run", "system", "persona", "max_tokens", "temperature", "top_k", "top_p", "seed"),
-        lists=("persona",),
+        list_keys=("persona",),
     ),
     "fill": Command(
         summary="fill the gaps of a text by a masked language model",
         function="transfer_cli.commands.fill.fill_gaps",
-        places=(("run", "RUN"), ("text", "TEXT")),
+        positionals=(("run", "RUN"), ("text", "TEXT")),
         keys=("run", "text", "top", "output", "device", "precision"),
-        typed="text",
+        text_key="text",
     ),
     "score": Command(
         summary="score sentences and prompts by a language model, without training",
         function="transfer_cli.commands.score.score.score",
-        places=(("run", "RUN"),),
+        positionals=(("run", "RUN"),),
         keys=(
             "run", "prompt.item", "prompt.words", "prompt.shots", "prompt.calibrate", "split",
             "output", "device",
         ),
         hidden=("transfer_cli.data.text.", "transfer_cli.data.known_texts."),
         ignores=("tokenizer", "experiment"),
-        lists=("prompt.item", "prompt.head"),
+        list_keys=("prompt.item", "prompt.head"),
     ),
     "analyze": Command(
         summary="look into a model: probes, attention, importance, attributions, changes",
         function="transfer_cli.commands.analyze.analyze",
-        places=(("run", "RUN"),),
+        positionals=(("run", "RUN"),),
         keys=("run", "input", "split", "other", "html", "seed", "device"),
         ignores=("tokenizer", "experiment"),
     ),
     "export": Command(
         summary="write a run as a folder that other libraries load",
         function="transfer_cli.commands.export.export.export",
-        places=(("run", "RUN"), ("to", "FOLDER")),
+        positionals=(("run", "RUN"), ("to", "FOLDER")),
         keys=("run", "to", "format", "quantize", "prune", "prune_share", "family", "head", "base"),
     ),
     "push": Command(
         summary="put a run on the Hugging Face hub, with its card",
         function="transfer_cli.commands.push.push",
-        places=(("run", "RUN"), ("repository", "owner/name")),
+        positionals=(("run", "RUN"), ("repository", "owner/name")),
         keys=("run", "repository", "private", "dry", "base"),
     ),
     "report": Command(
@@ -305,10 +306,9 @@ PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE]
 # fmt: on
 """In the order in which they are listed."""
 
-
 _KEYS_OF_RUNS = ("run.dir", "resume")
 
-ABOUT = {
+SUBCOMMANDS = {
     name: {
         kind: replace(
             ALL[kind],
@@ -316,7 +316,7 @@ ABOUT = {
             function=f"{function}_{kind}",
             keys=(*(key for key in ALL[kind].keys if key not in _KEYS_OF_RUNS), *keys),
             hidden=(*ALL[kind].hidden, *hidden),
-            only=tuple(pair for pair in ALL[kind].only if not pair[0].startswith(hidden)),
+            needs=tuple(pair for pair in ALL[kind].needs if not pair[0].startswith(hidden)),
             ignores=ignores,
             typed_as=f"{name} {kind}",
             scales=False,
@@ -367,7 +367,7 @@ def overview() -> Page:
     )
 
 
-def about(name: str) -> Page:
+def help_page(name: str) -> Page:
     """Return the help text of a command that composes no config."""
     command = ALL[name]
     parts: list[Renderable] = [*heading(name, command, command.usage), BLANK, *examples(name)]

@@ -18,29 +18,29 @@ from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.describe import (
     Key,
     Option,
-    above,
-    declared,
+    declared_keys,
     groups_of,
     keys_in,
-    offered,
     options,
+    options_for,
+    parents,
 )
 
-Found = dict[str, str]
+Words = dict[str, str]
 """Whole words -> what they mean. After one that ends in `=`, `.`, `/` or `,` more is typed."""
 
 _RUNS = ("run", "init_from", "resume", "base")
 _FILES = ("input", "output", "forgetting.data", "to", "run.dir", "run.root", "data_dir")
-_OF_FLAGS = {"--cfg": "job", "--info": "defaults"}
-_MOST = 2000
+_FLAG_VALUES = {"--cfg": "job", "--info": "defaults"}
+_MOST_ENTRIES = 2000
 """Entries of a folder that are looked at."""
 
-_PLAIN = re.compile(r"[\w.+@%:,=/~\[\]-]+")
+_SAFE_WORD = re.compile(r"[\w.+@%:,=/~\[\]-]+")
 """Words that mean nothing to a shell or a terminal; others, such as files of any name, are not put
 into a command line."""
 
 
-def completions(line: str) -> Found:
+def completions(line: str) -> Words:
     """Return what the last word of a command line, up to the cursor, can become."""
     try:
         words = shlex.split(line)[1:]
@@ -49,48 +49,48 @@ def completions(line: str) -> Found:
     last = words.pop() if words and not line[-1].isspace() else ""
     return {
         word: text
-        for word, text in _found(words, last).items()
-        if word.startswith(last) and _PLAIN.fullmatch(word)
+        for word, text in _candidates(words, last).items()
+        if word.startswith(last) and _SAFE_WORD.fullmatch(word)
     }
 
 
-def _found(words: list[str], last: str) -> Found:
+def _candidates(words: list[str], last: str) -> Words:
     every = {name: command.summary for name, command in commands.ALL.items()}
     if not words:
         return {**every, "--help": "the commands", "--version": "the version"}
     first, *rest = words
-    if first in commands.ABOUT and rest:
+    if first in commands.SUBCOMMANDS and rest:
         kind, *rest = rest
-        about = commands.ABOUT[first].get(kind)
-        return _of_composing(kind, about, rest, last) if about else {}
+        about = commands.SUBCOMMANDS[first].get(kind)
+        return _complete_override(kind, about, rest, last) if about else {}
     if first in commands.ALL and commands.ALL[first].composes:
-        return _of_composing(first, commands.ALL[first], rest, last)
+        return _complete_override(first, commands.ALL[first], rest, last)
     if first in commands.ALL:
-        return _of_usage(commands.ALL[first].usage, rest, last)
+        return _complete_usage(commands.ALL[first].usage, rest, last)
     return every if first in ("help", "--help", "-h") and not rest else {}
 
 
 # --- commands that take no overrides -----------------------------------------------------------
 
 
-def _of_usage(usage: str, words: list[str], last: str) -> Found:
+def _complete_usage(usage: str, words: list[str], last: str) -> Words:
     """Return what a usage such as `PATH ... [--csv FILE]` allows."""
-    flags = dict(re.findall(r"\[(--[\w-]+)(?: ([\w=]+))?", usage))
+    flags = dict(re.findall(r"[\[|](--[\w-]+)(?: ([\w=]+))?", usage))
     before = [flag for flag in words if flag in flags][-1:]
     if words and flags.get(words[-1]):
-        return _of_kind(flags[words[-1]], last)
+        return _complete_kind(flags[words[-1]], last)
     if before and flags[before[0]] == "GROUP=OPTION":  # of which there can be several
-        return _of_kind("GROUP=OPTION", last)
+        return _complete_kind("GROUP=OPTION", last)
     places = re.sub(r"\[--[^\]]*\]", "", usage).replace("[GROUP", "GROUP").split()
     taken = [word for word in words if not word.startswith("-")]
-    given = places[: len(taken) + 1]
-    kind = given[-1] if len(given) > len(taken) or "..." in usage else ""
+    reached = places[: len(taken) + 1]
+    kind = reached[-1] if len(reached) > len(taken) or "..." in usage else ""
     kind = places[0] if kind.startswith("...") else kind
-    named = dict.fromkeys([*flags, "--help"], "")
-    return named if last.startswith("-") else _of_kind(kind, last)
+    flag_words = dict.fromkeys([*flags, "--help"], "")
+    return flag_words if last.startswith("-") else _complete_kind(kind, last)
 
 
-def _of_kind(kind: str, last: str) -> Found:
+def _complete_kind(kind: str, last: str) -> Words:
     """Return what can stand where a usage says RUN, FILE, GROUP, a|b, ..."""
     if "|" in kind:
         return dict.fromkeys(kind.split("|"), "")
@@ -110,13 +110,13 @@ def _of_kind(kind: str, last: str) -> Found:
 # --- commands that take overrides --------------------------------------------------------------
 
 
-def _of_composing(name: str, command: Command, words: list[str], last: str) -> Found:
+def _complete_override(name: str, command: Command, words: list[str], last: str) -> Words:
     flags = {flag.split()[0]: text for flag, text in commands.FLAGS}
     before = words[-1] if words else ""
-    if before in _OF_FLAGS:
-        return dict.fromkeys(_OF_FLAGS[before].split(), "")
+    if before in _FLAG_VALUES:
+        return dict.fromkeys(_FLAG_VALUES[before].split(), "")
     if before in ("--config-dir", "-cd"):
-        return _of_kind("DIR", last)
+        return _complete_kind("DIR", last)
     if last.startswith("-"):
         return flags
     typed = _Overrides(name, command, words)
@@ -127,12 +127,12 @@ def _of_composing(name: str, command: Command, words: list[str], last: str) -> F
         return {f"{head}{word}": text for word, text in values.items()}
     sign = last[: len(last) - len(last.lstrip("+~"))]
     keys = {f"{sign}{key}": text for key, text in _next_parts(typed.keys(), last[len(sign) :])}
-    free = command.places[len([word for word in words if "=" not in word and word[:1] != "-"]) :]
-    free = free or command.places[-1:] if command.files else free
-    return {**keys, **(_of_kind(free[0][1], last) if free and not sign else {})}
+    alone = [word for word in words if "=" not in word and word[:1] != "-"]
+    free = command.positionals[len(alone) :] or command.positionals[-1:] * bool(command.files)
+    return {**keys, **(_complete_kind(free[0][1], last) if free and not sign else {})}
 
 
-def _next_parts(known: Found, start: str) -> Iterator[tuple[str, str]]:
+def _next_parts(known: Words, start: str) -> Iterator[tuple[str, str]]:
     """Yield the keys that begin so, up to the next dot: a section at a time."""
     for key, text in known.items():
         if key.startswith(start):
@@ -145,8 +145,8 @@ class _Overrides:
 
     def __init__(self, name: str, command: Command, words: list[str]) -> None:
         self.name, self.command, self.words = name, command, words
-        given = dict(pairwise(words))
-        folder = Path(given.get("--config-dir") or given.get("-cd") or "/dev/null")
+        flag_values = dict(pairwise(words))
+        folder = Path(flag_values.get("--config-dir") or flag_values.get("-cd") or "/dev/null")
         # Another folder than one of configs, such as that of all files, could take minutes to read.
         is_ours = any((folder / group).is_dir() for group in groups_of(name))
         self.folder = folder if is_ours else None
@@ -155,11 +155,11 @@ class _Overrides:
     def _options(self) -> list[Option]:
         return options(self.folder)
 
-    def values(self, key: str, start: str) -> Found:
+    def values(self, key: str, start: str) -> Words:
         """Return what can stand behind `key=`, or behind a comma there."""
         group, placed, _ = key.partition("@")
         # A further loss or stream may be of another kind than the main one.
-        possible = self._options if placed else offered(self.name, self.command, self.folder)
+        possible = self._options if placed else options_for(self.name, self.command, self.folder)
         if of_group := {option.name: option.line for option in possible if option.group == group}:
             return of_group
         choices = self._keys().get(key, Key(key, "", "")).choices(self.name)
@@ -173,12 +173,12 @@ class _Overrides:
             return {**words, **_paths(start, os.DirEntry.is_file)}
         return words
 
-    def keys(self) -> Found:
+    def keys(self) -> Words:
         """Return the groups and the keys, each with `=` behind it."""
         taken = groups_of(self.name)
         groups = {f"{o.group}=": "" for o in self._options if o.group.split("/")[0] in taken}
         keys = {
-            f"{commands.SPOKEN.get(key, key)}=": text.line
+            f"{commands.TYPED_KEYS.get(key, key)}=": text.line
             for key, text in self._keys().items()
             if not key.startswith(self.command.ignores)
         }
@@ -191,8 +191,9 @@ class _Overrides:
             for key in option.typed_keys():
                 below = key.name.removeprefix(option.package)
                 keys[f"{place}{below}" if place else key.name] = key
-        sections = {section for name in keys for section in above(name)}
-        return {**{n: key for n, key in keys.items() if n not in sections}, **declared(self.name)}
+        for section in {section for name in keys for section in parents(name)}:
+            keys.pop(section, None)
+        return {**keys, **declared_keys(self.name)}
 
     def _parts(self) -> Iterator[tuple[str, Option]]:
         """Yield the options that are chosen, by default or by words, and places of their own."""
@@ -221,7 +222,7 @@ class _Overrides:
         yield from ((place, option) for (_, place), taken in chosen.items() for option in taken)
 
 
-def _models() -> Found:
+def _models() -> Words:
     """Return the short names of published models."""
     listed = keys_in((conf_dir() / "models.yaml").read_text(encoding="utf-8"))
     return {key.name: "a published model" for key in listed if not key.value}
@@ -230,7 +231,7 @@ def _models() -> Found:
 # --- files -------------------------------------------------------------------------------------
 
 
-def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Found:
+def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Words:
     """Return the folders and the wanted entries whose path begins so; runs too without a start."""
     folder, slash, name = start.rpartition("/")
     base = Path(folder + slash).expanduser() if slash else Path()
@@ -249,7 +250,7 @@ def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Found:
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(islice(entries, _MOST), key=lambda entry: entry.name)
+            return sorted(islice(entries, _MOST_ENTRIES), key=lambda entry: entry.name)
     except OSError:
         return []
 

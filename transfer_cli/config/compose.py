@@ -37,22 +37,22 @@ from transfer_cli.config import describe, schema
 from transfer_cli.config.budgets import with_budget
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.conf_folder import conf_dir
-from transfer_cli.config.flags import Request, quoted, takes_one
-from transfer_cli.config.own_presets import path_of
-from transfer_cli.config.suggest import options_with, suggest
-from transfer_cli.errors import ConfigError, TransferError, listed, nearest
+from transfer_cli.config.flags import Request, quoted_override, takes_one_value
+from transfer_cli.config.own_presets import search_path
+from transfer_cli.config.suggest import options_with, suggest_key
+from transfer_cli.errors import ConfigError, TransferError, did_you_mean, list_names
 from transfer_cli.safe_files import UnreadableError, read_text
 from transfer_cli.terminal import Column, Line, Page, TextTable
 
 VERSION_BASE = "1.3"
 
-_HYDRAS = ("hydra.", "hydra/")
-_TAKEN = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=", "hydra.mode=")
+_HYDRA_KEYS = ("hydra.", "hydra/")
+_ALLOWED = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=", "hydra.mode=")
 """What may be typed of Hydra's own keys: who runs the jobs of a sweep, and where."""
 
 
 @dataclass(frozen=True)
-class Composed:
+class Composition:
     """A config, and how it came about; in Hydra's own node a sweep finds its launcher."""
 
     config: DictConfig
@@ -60,13 +60,13 @@ class Composed:
     hydra: DictConfig
 
 
-def composed(command: str, request: Request, words: Sequence[str] | None = None) -> Composed:
+def compose(command: str, request: Request, words: Sequence[str] | None = None) -> Composition:
     """Return the config of a command line, or of a job of a sweep, whose overrides are `words`."""
-    given = request.overrides if words is None else tuple(words)
-    with _explained(command, request):
-        overrides = with_budget(command, given)
+    typed_words = request.overrides if words is None else tuple(words)
+    with as_config_error(command, request):
+        overrides = with_budget(command, typed_words)
         _check(request)
-        whole = compose(command, replace(request, overrides=overrides), return_hydra_config=True)
+        whole = load_config(command, replace(request, overrides=overrides), keep_hydra=True)
         settings = whole.hydra
         with open_dict(whole):
             del whole["hydra"]
@@ -82,25 +82,25 @@ def composed(command: str, request: Request, words: Sequence[str] | None = None)
         if option is not None and not str(group).startswith(("hydra/", "schema"))
     }
     typed = CommandLine(
-        tuple(without_hydras(overrides)), presets, request.config_dir, request.plugins
+        tuple(without_hydra_keys(overrides)), presets, request.config_dir, request.plugins
     )
-    return Composed(whole, typed, settings)
+    return Composition(whole, typed, settings)
 
 
-def parsed(command: str, request: Request, words: Iterable[str]) -> list[Override]:
+def parsed_overrides(command: str, request: Request, words: Iterable[str]) -> list[Override]:
     """Return overrides as Hydra's grammar reads them."""
-    with _explained(command, request):
+    with as_config_error(command, request):
         _check(request)
         return OverridesParser.create().parse_overrides(list(words))
 
 
-def shown(command: str, request: Request) -> Page:
+def config_page(command: str, request: Request) -> Page:
     """Return what `--cfg job` or `--info defaults` prints."""
-    with _explained(command, request):
+    with as_config_error(command, request):
         _check(request)
         if request.shows == "defaults":
             return Page(_defaults(command, request))
-        config = compose(command, request)
+        config = load_config(command, request)
         whole = request.package in (None, "_global_")
         part = config if whole else OmegaConf.select(config, str(request.package))
         if part is None:
@@ -112,25 +112,25 @@ def shown(command: str, request: Request) -> Page:
         return Page(*head, *map(Line, text.splitlines()))
 
 
-def compose(command: str, request: Request, *, return_hydra_config: bool = False) -> DictConfig:
+def load_config(command: str, request: Request, *, keep_hydra: bool = False) -> DictConfig:
     """Return the config of `command` that `request` asks for; raises whatever Hydra raises."""
     name, overrides = request.config_name or command, list(request.overrides)
     config = _loader(request.config_dir).load_configuration(name, overrides, RunMode.RUN)
-    if not return_hydra_config:
+    if not keep_hydra:
         with open_dict(config):
             del config["hydra"]
     return config
 
 
-def check_folder(request: Request) -> None:
+def check_config_dir(request: Request) -> None:
     """Refuse a folder of own configs that does not exist."""
     if request.config_dir is not None and not request.config_dir.is_dir():
         raise ConfigError(f"--config-dir: there is no folder {request.config_dir}")
 
 
-def without_hydras(words: Iterable[str]) -> list[str]:
+def without_hydra_keys(words: Iterable[str]) -> list[str]:
     """Return overrides but for those of Hydra's own keys."""
-    return [word for word in words if not word.lstrip("+~").startswith(_HYDRAS)]
+    return [word for word in words if not word.lstrip("+~").startswith(_HYDRA_KEYS)]
 
 
 def _loader(config_dir: Path | None) -> ConfigLoaderImpl:
@@ -140,7 +140,7 @@ def _loader(config_dir: Path | None) -> ConfigLoaderImpl:
     schema.register()
     path = create_config_search_path(str(conf_dir()))
     if config_dir is not None:
-        path.prepend("command-line", path_of(config_dir), SearchPathQuery("schema"))
+        path.prepend("command-line", search_path(config_dir), SearchPathQuery("schema"))
     return ConfigLoaderImpl(path)
 
 
@@ -157,7 +157,7 @@ def _defaults(command: str, request: Request) -> TextTable:
 
 
 @contextmanager
-def _explained(command: str, request: Request) -> Iterator[None]:
+def as_config_error(command: str, request: Request) -> Iterator[None]:
     """Turn whatever goes wrong while composing into one line."""
     try:
         yield
@@ -172,7 +172,7 @@ def _check(request: Request) -> None:
 
     The former come of empty shell variables, mostly.
     """
-    check_folder(request)
+    check_config_dir(request)
     for word in request.overrides:
         key, equals, value = word.partition("=")
         bare = word.lstrip("+~")
@@ -180,7 +180,7 @@ def _check(request: Request) -> None:
             raise ConfigError(f"{word}: expected KEY=VALUE, with no space around =")
         if equals and not value:
             raise ConfigError(f"{key}: has no value. For none at all write {key}=null")
-        if bare.startswith(_HYDRAS) and not bare.startswith(_TAKEN):
+        if bare.startswith(_HYDRA_KEYS) and not bare.startswith(_ALLOWED):
             raise ConfigError(
                 f"{key}: Hydra composes configs here and does nothing else; of its own keys, "
                 "hydra/launcher and hydra.launcher.KEY can be typed"
@@ -194,8 +194,7 @@ _TYPES = {
     "String": "text",
 }
 
-
-_OF_HYDRA = {
+_HYDRA_MESSAGES = {
     r"Sweep parameters '(.+?)' requires": r"\1: several values need -m (one run for each)",
     r"Multiple values for ([^ ]+)\. To override": (
         r"+\1: is chosen already; drop the + to choose another"
@@ -242,7 +241,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def _where(error: Exception) -> str:
+def _file_hint(error: Exception) -> str:
     """Return " (in FILE.yaml)" where Hydra says which file it was reading."""
     file = re.match(r"In '(.+?)':", str(error))
     return f" (in {file[1]}.yaml)" if file else ""
@@ -291,16 +290,16 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
     if not options:
         return f"{missing[1]}: there is no such config; see `transfer {command} --help`"
     if group == "data" and Path(name).is_file():
-        return f"{group}={name}: this is a file; type {_reads(name, command)}"
+        return f"{group}={name}: this is a file; type {_data_words(name, command)}"
     typed = any(word.rpartition("=")[2] == name for word in request.overrides)
-    where = "" if typed else _where(error)
-    close = nearest(name, options, 0.8 if group == "model" else 0.5)
+    where = "" if typed else _file_hint(error)
+    close = did_you_mean(name, options, 0.8 if group == "model" else 0.5)
     if group == "model" and not close and typed:
         close = f" For published weights type init_from=hf:{name}."
     return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
 
 
-def _reads(file: str, command: str) -> str:
+def _data_words(file: str, command: str) -> str:
     option = "text" if command in ("pretrain", "prepare") else "table"
     return f"data={option} data.train={file}"
 
@@ -313,8 +312,8 @@ def _broken_override(override: str, command: str, request: Request) -> str:
         return f"{override}: several values have no space between them: KEY=A,B"
     if "=" not in override:
         if Path(override).is_file():
-            return f"{override}: say what it is for, such as {_reads(override, command)}"
-        close = suggest(override, command, request.config_dir)
+            return f"{override}: say what it is for, such as {_data_words(override, command)}"
+        close = suggest_key(override, command, request.config_dir)
         if not close and Path(override).is_dir():
             close = f" Did you mean 'init_from={override}'?"
         rest = close.replace(" ", ". ", 1) or (
@@ -323,7 +322,7 @@ def _broken_override(override: str, command: str, request: Request) -> str:
         return f"{override}: expected KEY=VALUE or a flag{rest}"
     return (
         f"{override}: a value with special characters needs quotes inside quotes: "
-        f"{quoted(override)}"
+        f"{quoted_override(override)}"
     )
 
 
@@ -331,7 +330,7 @@ def _unknown_key(
     cause: OmegaConfBaseException, error: Exception, command: str, request: Request
 ) -> str:
     typed = re.search(r"Could not override '(.+?)'", str(error))
-    key, where = str(typed[1] if typed else cause.full_key), _where(error)
+    key, where = str(typed[1] if typed else cause.full_key), _file_hint(error)
     if "/" in str(cause.key):
         return _unknown_group(str(cause.key), request)
     parent = str(cause.full_key).rpartition(".")[0]
@@ -341,12 +340,12 @@ def _unknown_key(
     owners = options_with(key, command, request.config_dir) if parent and typed else []
     if owners and not request.multirun:
         have = "has it" if len(owners) == 1 else "have it"
-        return f"{key}: no such key with the options that are chosen; {listed(owners)} {have}"
+        return f"{key}: no such key with the options that are chosen; {list_names(owners)} {have}"
     # A slip beside what is meant comes before what others call so.
     near = 0.85 if parent else 0.8
-    close = _near(cause, choices, near) if parent or key == cause.full_key else ""
-    close = close or ("" if owners else suggest(key, command, request.config_dir))
-    close = close or _near(cause, choices, 0.6 if parent else 0.75)
+    close = _nearest_key(cause, choices, near) if parent or key == cause.full_key else ""
+    close = close or ("" if owners else suggest_key(key, command, request.config_dir))
+    close = close or _nearest_key(cause, choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
     if lexists(f"{key}={request.value_of(key)}"):
@@ -359,15 +358,15 @@ def _unknown_key(
     )
 
 
-def _near(cause: OmegaConfBaseException, choices: Sequence[str], cutoff: float) -> str:
+def _nearest_key(cause: OmegaConfBaseException, choices: Sequence[str], cutoff: float) -> str:
     """Return what to type in place of a key, whole, if one beside it is near."""
     parent = str(cause.full_key).rpartition(".")[0]
-    close = nearest(str(cause.key), choices, cutoff)
+    close = did_you_mean(str(cause.key), choices, cutoff)
     return close.replace("mean '", f"mean '{parent}.", 1) if parent else close
 
 
 def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
-    where = _where(error)
+    where = _file_hint(error)
     key = f"{cause.full_key}: " if cause.full_key else ""
     problem = _first_line(cause)
     if isinstance(cause, ValidationError):
@@ -392,9 +391,9 @@ def _composition(error: Exception, command: str, request: Request) -> str:
     text = str(error)
     if match := re.search(r"Ambiguous value for argument '(.+?)'", text):
         key = match[1].partition("=")[0].lstrip("+~")
-        lists = "" if takes_one(key, command) else "; a list is written [a,b]"
+        lists = "" if takes_one_value(key, command) else "; a list is written [a,b]"
         return f"{match[1]}: several values need -m (one run for each){lists}"
-    for pattern, said in _OF_HYDRA.items():
+    for pattern, said in _HYDRA_MESSAGES.items():
         if match := re.search(pattern, text):
             return match.expand(said.format(command=command))
     if match := re.search(r"but config group '(.+?)' does not exist", text):
@@ -406,7 +405,7 @@ def _composition(error: Exception, command: str, request: Request) -> str:
 
 def _unknown_group(group: str, request: Request) -> str:
     groups = dict.fromkeys(option.group for option in describe.options(request.config_dir))
-    return f"{group}: no such group.{nearest(group, groups)}"
+    return f"{group}: no such group.{did_you_mean(group, groups)}"
 
 
 def _null_group(request: Request) -> str:

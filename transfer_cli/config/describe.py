@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from transfer_cli.config.commands import ALL, CHOICES, SPOKEN, Command
+from transfer_cli.config.commands import ALL, CHOICES, TYPED_KEYS, Command
 from transfer_cli.config.conf_folder import conf_dir
 
 _WIDTH = 100
@@ -27,7 +27,6 @@ _DEFAULT = re.compile(
     r"\s*- (?:override )?(?:(?P<group>/?[\w/]+)(?:@(?P<place>[\w.]+))?: *)?(?P<names>[^#]*)"
 )
 _KEY = re.compile(r"( *)([\w-]+):(?:\s+(.*))?$")
-
 
 _NOT_TYPED = re.compile(r"(^|\.)(_\w+|defaults|hydra)(\.|$)")
 """Keys that are for Hydra and for `config.build`."""
@@ -57,8 +56,8 @@ class Key:
         """Return the words that it takes in a command, as far as they are known."""
         if self.value.lower() in ("true", "false"):
             return ["true", "false"]
-        spoken = SPOKEN.get(self.name, self.name)
-        words = CHOICES.get(f"{command} {spoken}", CHOICES.get(spoken, ""))
+        typed_key = TYPED_KEYS.get(self.name, self.name)
+        words = CHOICES.get(f"{command} {typed_key}", CHOICES.get(typed_key, ""))
         return words.removesuffix(" ...").split()
 
 
@@ -98,7 +97,7 @@ class Option:
         named = line[1] if line else self.group.replace("/", ".")
         return "" if named == "_global_" else named
 
-    def written(self) -> Iterator[Key]:
+    def all_keys(self) -> Iterator[Key]:
         """Yield all keys in it, sections and `_target_` included."""
         prefix = f"{self.package}." if self.package else ""
         for key in keys_in(self.text):
@@ -106,10 +105,10 @@ class Option:
 
     def typed_keys(self) -> list[Key]:
         """Return the keys in it that have a value and can be typed."""
-        sections = {section for key in self.written() for section in above(key.name)}
+        sections = {section for key in self.all_keys() for section in parents(key.name)}
         return [
             key
-            for key in self.written()
+            for key in self.all_keys()
             if key.name not in sections and not _NOT_TYPED.search(key.name)
         ]
 
@@ -142,7 +141,7 @@ def _choices_in(text: str) -> Iterator[Choice]:
 
 def description(file: Path) -> str:
     """Return the description in the first line of a config; "" if there is none."""
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("#"):
             return ""
         text = line.lstrip("# ").rstrip()
@@ -176,7 +175,7 @@ def _options_in(folder: Path, origin: str) -> Iterator[Option]:
             yield Option(group, name, description(file), file, origin)
 
 
-def offered(
+def options_for(
     name: str, command: Command, config_dir: Path | None = None, without: Iterable[str] = ()
 ) -> list[Option]:
     """Return the options that mean something to a command, in the order of its groups.
@@ -196,7 +195,7 @@ def offered(
     ]
     possible.sort(key=lambda option: taken.index(option.group.partition("/")[0]))
     known = {(option.group, option.name): option for option in possible}
-    sections = {key.partition(".")[0] for key in declared(name)} | {"defaults", "hydra"}
+    sections = {key.partition(".")[0] for key in declared_keys(name)} | {"defaults", "hydra"}
     return [o for o in possible if o.group != "experiment" or _is_possible(o, known, sections)]
 
 
@@ -212,7 +211,7 @@ def _is_possible(
     ]
     return (
         all(pair in known for pair in wanted)
-        and {key.name.partition(".")[0] for key in option.written()} <= sections
+        and {key.name.partition(".")[0] for key in option.all_keys()} <= sections
         and all(
             _is_possible(known[pair], known, sections) for pair in wanted if pair[0] == "experiment"
         )
@@ -228,7 +227,7 @@ def groups_of(name: str) -> dict[str, tuple[str, ...]]:
 # --- the meaning of keys -----------------------------------------------------------------------
 
 
-def above(name: str) -> Iterator[str]:
+def parents(name: str) -> Iterator[str]:
     """Yield the sections in which a key stands."""
     while name := name.rpartition(".")[0]:
         yield name
@@ -240,24 +239,24 @@ def keys_in(text: str) -> Iterator[Key]:
     Understands YAML as we write it, a key a line; what is written otherwise is passed over.
     """
     path: list[tuple[int, str]] = []
-    above: list[str] = []
-    begun = False  # what stands above the first key is about the file
+    comments: list[str] = []
+    has_begun = False  # what stands above the first key is about the file
     for line in text.splitlines():
         match = _KEY.match(line)
         if line.lstrip().startswith("#"):
-            above.append(line.strip("# "))
+            comments.append(line.strip("# "))
         elif match is None:
-            above, begun = [], begun or bool(line.strip())
+            comments, has_begun = [], has_begun or bool(line.strip())
         else:
             indent, name = len(match[1]), match[2]
             path = [(column, part) for column, part in path if column < indent] + [(indent, name)]
             value, _, beside = f" {match[3] or ''}".partition(" #")
-            said = beside or (" ".join(above) if begun else "")
-            yield Key(".".join(part for _, part in path), value.strip(), said.strip())
-            above, begun = [], True
+            meaning = beside or (" ".join(comments) if has_begun else "")
+            yield Key(".".join(part for _, part in path), value.strip(), meaning.strip())
+            comments, has_begun = [], True
 
 
-def part_texts(chosen: Iterable[Option]) -> dict[tuple[str, str], str]:
+def part_help(chosen: Iterable[Option]) -> dict[tuple[str, str], str]:
     """Return what keys of parts mean, by the class that is built and the argument's name.
 
     Where options differ, the last one counts. A key of no class stands under "", with its whole
@@ -265,7 +264,7 @@ def part_texts(chosen: Iterable[Option]) -> dict[tuple[str, str], str]:
     """
     texts: dict[tuple[str, str], str] = {}
     for option in chosen:
-        keys = list(option.written())
+        keys = list(option.all_keys())
         targets = {
             key.name.rpartition(".")[0]: key.value for key in keys if key.name.endswith("_target_")
         }
@@ -278,7 +277,7 @@ def part_texts(chosen: Iterable[Option]) -> dict[tuple[str, str], str]:
 
 
 @cache
-def declared(command: str) -> Mapping[str, Key]:
+def declared_keys(command: str) -> Mapping[str, Key]:
     """Return the plain values of a command as `config.schema` declares them, by their keys."""
     classes, commands = _schema()
     return {key.name: key for key in _keys_of(commands[command], "", classes)}
@@ -287,8 +286,8 @@ def declared(command: str) -> Mapping[str, Key]:
 def key_help(command: str) -> dict[str, str]:
     """Return the meaning of every plain value of a command, by its full key."""
     # The same key means the same everywhere, unless a command's own class says more of it.
-    every = [key for name in _schema()[1] for key in declared(name).values()]
-    return {key.name: key.line for key in (*every, *declared(command).values()) if key.line}
+    every = [key for name in _schema()[1] for key in declared_keys(name).values()]
+    return {key.name: key.line for key in (*every, *declared_keys(command).values()) if key.line}
 
 
 def keys_and_options(command: str, config_dir: Path | None = None) -> Iterator[tuple[str, str]]:
@@ -296,8 +295,8 @@ def keys_and_options(command: str, config_dir: Path | None = None) -> Iterator[t
 
     Those of options that make no sense for the command are left out.
     """
-    yield from ((key, "") for key in declared(command))
-    sections = {key.partition(".")[0] for key in declared(command)}
+    yield from ((key, "") for key in declared_keys(command))
+    sections = {key.partition(".")[0] for key in declared_keys(command)}
     for option in options(config_dir):
         hidden = option.target.startswith(ALL[command].hidden)
         if option.package.partition(".")[0] in sections and not hidden:
@@ -352,10 +351,10 @@ def with_comment(line: str, text: str) -> list[str]:
     if len(beside) <= _WIDTH:
         return [beside]
     indent = " " * (len(line) - len(line.lstrip()))
-    return [*(f"{indent}{part}" for part in comment(text, _WIDTH - len(indent))), line]
+    return [*(f"{indent}{part}" for part in comment_lines(text, _WIDTH - len(indent))), line]
 
 
-def comment(text: str, width: int = _WIDTH) -> list[str]:
+def comment_lines(text: str, width: int = _WIDTH) -> list[str]:
     """Return a comment in lines."""
     return textwrap.wrap(
         text, width, initial_indent="# ", subsequent_indent="# ",

@@ -12,17 +12,17 @@ from transfer_cli.errors import ConfigError
 _BY_KEY = {rule.key: rule for rule in RULES}
 
 
-def by_rule(key: str, *, _root_: DictConfig) -> Value:
+def value_by_rule(key: str, *, _root_: DictConfig) -> Value:
     """Return what the rule of a key says in a config, whose other keys may wait for theirs."""
     rule = _BY_KEY[key]
-    given = [OmegaConf.select(_root_, need) for need in rule.needs]
-    for need, value in zip(rule.needs, given, strict=True):
+    inputs = [OmegaConf.select(_root_, need) for need in rule.needs]
+    for need, value in zip(rule.needs, inputs, strict=True):
         if value is not None and (isinstance(value, bool | str) or not value > 0):
             raise ConfigError(f"{need}: must be a number above 0, got {value!r}")
-    return rule.function(*given)
+    return rule.function(*inputs)
 
 
-class Dialled(NamedTuple):
+class DialledKey(NamedTuple):
     """A key that a rule decides: its value, what the rule says, and why."""
 
     key: str
@@ -40,29 +40,31 @@ class Dialled(NamedTuple):
         return f"{self.value}{otherwise}: {self.why}"
 
 
-def dialled(config: DictConfig) -> Iterator[Dialled]:
+def dialled_keys(config: DictConfig) -> Iterator[DialledKey]:
     """Yield all keys that rules decide, with the values that they have; none without a dial."""
     for rule in RULES if config.get("dial") is not None else ():
-        value, said = OmegaConf.select(config, rule.key), by_rule(rule.key, _root_=config)
+        value, by_rule = OmegaConf.select(config, rule.key), value_by_rule(rule.key, _root_=config)
         if rule.key == "tokenizer.size" and isinstance(value, int):
-            said = min(value, int(str(said).partition(":")[2]))  # what the text came to
-        yield Dialled(rule.key, value, said, rule.why)
+            by_rule = min(value, int(str(by_rule).partition(":")[2]))  # what the text came to
+        yield DialledKey(rule.key, value, by_rule, rule.why)
 
 
-def redialled(config: DictConfig, changes: Mapping[str, Any], typed: Sequence[str]) -> DictConfig:
+def apply_rules(config: DictConfig, changes: Mapping[str, Any], typed: Sequence[str]) -> DictConfig:
     """Return a config with other values, and what the rules then say of all that is not typed."""
-    given = {word.lstrip("+").partition("=")[0] for word in typed}
-    keep = {entry.key for entry in dialled(config) if entry.is_set} | given | changes.keys()
+    typed_keys = {word.lstrip("+").partition("=")[0] for word in typed}
+    keep = (
+        {entry.key for entry in dialled_keys(config) if entry.is_set} | typed_keys | changes.keys()
+    )
     config = with_values(config, changes)
     for rule in RULES:
         if rule.key not in keep:
-            config = with_values(config, {rule.key: by_rule(rule.key, _root_=config)})
+            config = with_values(config, {rule.key: value_by_rule(rule.key, _root_=config)})
     return config
 
 
-def found_by_rule(config: DictConfig, given: Set[str]) -> Set[str]:
+def keys_found_by_rule(config: DictConfig, given: Set[str]) -> Set[str]:
     """Return the keys that rules or a budget decide, and that a resume leaves as they are."""
-    keys = {entry.key for entry in dialled(config)} - given
+    keys = {entry.key for entry in dialled_keys(config)} - given
     if keys and config.get("budget") is not None:
         keys |= {"model.depth", "loop.minutes", "dial.foreseen"} - given
     return keys
@@ -70,7 +72,7 @@ def found_by_rule(config: DictConfig, given: Set[str]) -> Set[str]:
 
 def dial_record(config: DictConfig) -> dict[str, Any] | None:
     """Return what the dial came to, for a run's results; None without one."""
-    entries = {entry.key: entry for entry in dialled(config)}
+    entries = {entry.key: entry for entry in dialled_keys(config)}
     if not entries:
         return None
     foreseen = config.dial.get("foreseen")

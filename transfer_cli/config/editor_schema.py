@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from transfer_cli.config import describe
 from transfer_cli.config.build import argument_types
-from transfer_cli.config.commands import ALL, CHOICES, SPOKEN
+from transfer_cli.config.commands import ALL, CHOICES, TYPED_KEYS
 from transfer_cli.config.describe import Key, Option
 from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError
@@ -59,40 +59,40 @@ def editor_schema(config_dir: Path | None = None) -> Schema:
         inside = () if place == "losses.*.objective" else f"{group}."
         for key in [key for key in keys if key.startswith(inside)]:
             there = key.replace(group, place, 1)
-            keys[there] = _any_of([{"$ref": _to(key)}, *filter(None, [keys.get(there)])])
+            keys[there] = _any_of([{"$ref": _reference(key)}, *filter(None, [keys.get(there)])])
     keys = {key: value for key, value in keys.items() if key not in places}
-    sections = {above for key in (*keys, *places) for above in describe.above(key)} | {""}
+    sections = {above for key in (*keys, *places) for above in describe.parents(key)} | {""}
     names = [*dict.fromkeys((*keys, *places, *sorted(sections)))]
-    made: dict[str, Schema] = {}
+    definitions: dict[str, Schema] = {}
     for name in names:
         if name in places and name.endswith(".data"):
-            made[name] = {"$ref": _to("data")}
+            definitions[name] = {"$ref": _reference("data")}
         elif name in places:
-            made[name] = _group(name, groups[places[name]], names)
-            made[f"{name} keys"] = _object(name, names)
+            definitions[name] = _group_schema(name, groups[places[name]], names)
+            definitions[f"{name} keys"] = _section_schema(name, names)
         elif name in keys and name in sections and name not in _DOTTED:
-            made[name] = _any_of([keys[name], _object(name, names)])
+            definitions[name] = _any_of([keys[name], _section_schema(name, names)])
         else:
-            made[name] = keys[name] if name in keys else _object(name, names)
-    made["forgetting.data"] = {"anyOf": [{"$ref": _to("data")}, {"type": "string"}]}
+            definitions[name] = keys[name] if name in keys else _section_schema(name, names)
+    definitions["forgetting.data"] = {"anyOf": [{"$ref": _reference("data")}, {"type": "string"}]}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A file of keys of transfer",
-        **made.pop(""),
-        "definitions": made,
+        **definitions.pop(""),
+        "definitions": definitions,
     }
 
 
-def _to(name: str) -> str:
+def _reference(name: str) -> str:
     return f"#/definitions/{name}"
 
 
-def _object(name: str, names: Iterable[str], options: Sequence[Option] = ()) -> Schema:
+def _section_schema(name: str, names: Iterable[str], options: Sequence[Option] = ()) -> Schema:
     """Return a section: the keys below a name, nested or with dots, and nothing else."""
     properties: dict[str, Schema] = {}
     patterns: dict[str, Schema] = {}
     for option in options:
-        properties[option.name] = _of_option(option, name, names)
+        properties[option.name] = _option_schema(option, name, names)
     prefix = f"{name}." if name else ""
     for key in names:
         if not key or not key.startswith(prefix):
@@ -100,11 +100,11 @@ def _object(name: str, names: Iterable[str], options: Sequence[Option] = ()) -> 
         inside = key.removeprefix(prefix)
         if "." in inside or inside == "*":
             pattern = re.escape(inside).replace(r"\*", r"\w+")
-            patterns[f"^{pattern}$"] = {"$ref": _to(key)}
-        elif inside in properties and properties[inside] != {"$ref": _to(key)}:
-            properties[inside] = {"anyOf": [properties[inside], {"$ref": _to(key)}]}
+            patterns[f"^{pattern}$"] = {"$ref": _reference(key)}
+        elif inside in properties and properties[inside] != {"$ref": _reference(key)}:
+            properties[inside] = {"anyOf": [properties[inside], {"$ref": _reference(key)}]}
         else:
-            properties[inside] = {"$ref": _to(key)}
+            properties[inside] = {"$ref": _reference(key)}
     return {
         "type": "object",
         "properties": properties,
@@ -113,7 +113,7 @@ def _object(name: str, names: Iterable[str], options: Sequence[Option] = ()) -> 
     }
 
 
-def _group(place: str, options: Sequence[Option], names: Sequence[str]) -> Schema:
+def _group_schema(place: str, options: Sequence[Option], names: Sequence[str]) -> Schema:
     """Return what stands at a group: the name of an option, or keys, or both."""
     chosen = {
         "enum": [option.name for option in options],
@@ -123,25 +123,25 @@ def _group(place: str, options: Sequence[Option], names: Sequence[str]) -> Schem
     if place == "adaptation.edits":
         kinds.append({"type": "array", "items": chosen})
     if place != "experiment":
-        kinds.append(_object(place, names, options))
+        kinds.append(_section_schema(place, names, options))
     return {"anyOf": kinds}
 
 
-def _of_option(option: Option, place: str, names: Iterable[str]) -> Schema:
+def _option_schema(option: Option, place: str, names: Iterable[str]) -> Schema:
     """Return the keys below the name of an option: its own, or all at its place."""
     prefix = f"{place}."
     is_whole = option.package == option.group.replace("/", ".") and option.target
     if not is_whole or any(option.choices()):
         inside = f"{place}.{option.name}"
         is_section = any(name.startswith(f"{inside}.") for name in names)
-        return {"$ref": _to(inside if is_section else f"{place} keys")}
+        return {"$ref": _reference(inside if is_section else f"{place} keys")}
     if not option.target.startswith("transfer_cli."):
         return {"type": "object", "description": option.line}  # of a package, which may take more
     keys = {key.name.removeprefix(f"{option.package}.") for key in option.typed_keys()}
     known = [f"{prefix}{key}" for key in sorted(keys)]
-    above = {section for key in known for section in describe.above(key) if section != place}
+    above = {section for key in known for section in describe.parents(key) if section != place}
     wanted = [name for name in (*known, *sorted(above)) if name.startswith(prefix)]
-    return {**_object(place, wanted), "description": option.line}
+    return {**_section_schema(place, wanted), "description": option.line}
 
 
 # --- keys --------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def _declared_keys() -> dict[str, Schema]:
     """
     declared: dict[str, list[tuple[str, Key]]] = defaultdict(list)
     for command in (name for name, command in ALL.items() if command.composes):
-        for name, key in describe.declared(command).items():
+        for name, key in describe.declared_keys(command).items():
             if name not in ("losses", "streams"):
-                declared[SPOKEN.get(name, name)].append((command, key))
+                declared[TYPED_KEYS.get(name, name)].append((command, key))
     keys: dict[str, Schema] = {}
     for name, several in declared.items():
         kind = _any_of([_declared(command, name, key) for command, key in several])
@@ -175,9 +175,9 @@ def _declared(command: str, name: str, key: Key) -> Schema:
     kinds = [_DECLARED[re.split(r"\W", part)[0]] for part in key.kind.split(" | ")]
     if words.endswith("..."):
         return _any_of(kinds)
-    meant = [{"true": True, "false": False}.get(word, word) for word in words.split()]
+    values = [{"true": True, "false": False}.get(word, word) for word in words.split()]
     one: Schema = {
-        "enum": [*meant, *([None] if {"None", "Any"} & {*key.kind.split(" | ")} else [])]
+        "enum": [*values, *([None] if {"None", "Any"} & {*key.kind.split(" | ")} else [])]
     }
     return _any_of([one, {"type": "array", "items": one}]) if key.kind == "Any" else one
 
@@ -195,10 +195,10 @@ def _keys_of_options(options: Iterable[Option]) -> dict[str, Schema]:
     kinds: dict[str, list[Schema]] = defaultdict(list)
     lines: dict[str, str] = {}
     for option in options:
-        typed = _types_of(option)
+        typed = _argument_schemas(option)
         for key in option.typed_keys():
             name = _NAMED.sub(r"\1.*.", key.name)
-            kinds[name] += [*typed.get(key.name, ()), *_written(key.value)]
+            kinds[name] += [*typed.get(key.name, ()), *_value_schemas(key.value)]
             lines[name] = lines.get(name) or key.line
             if not typed and not key.value:
                 kinds[name].append({})
@@ -208,21 +208,21 @@ def _keys_of_options(options: Iterable[Option]) -> dict[str, Schema]:
     }
 
 
-def _types_of(option: Option) -> dict[str, list[Schema]]:
+def _argument_schemas(option: Option) -> dict[str, list[Schema]]:
     """Return what the classes that an option names take, by key."""
     typed: dict[str, list[Schema]] = {}
-    for target in option.written():
+    for target in option.all_keys():
         section, _, last = target.name.rpartition(".")
         if last == "_target_":
             try:
                 hints = argument_types(target.value, section)
             except ConfigError:  # of a package that was not named
                 continue
-            typed |= {f"{section}.{name}": [_of_hint(hint)] for name, hint in hints.items()}
+            typed |= {f"{section}.{name}": [_hint_schema(hint)] for name, hint in hints.items()}
     return typed
 
 
-def _written(text: str) -> Iterator[Schema]:
+def _value_schemas(text: str) -> Iterator[Schema]:
     """Yield the kind of a value as it is written in a config."""
     if text.startswith(("[", "{")):
         yield {"type": "array" if text[0] == "[" else "object"}
@@ -231,14 +231,14 @@ def _written(text: str) -> Iterator[Schema]:
         yield {"type": _KINDS[type(value)]}
 
 
-def _of_hint(hint: Any) -> Schema:
+def _hint_schema(hint: Any) -> Schema:
     """Return what a parameter of a class takes; what is no plain value is open."""
     while hasattr(hint, "__supertype__"):
         hint = hint.__supertype__
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         # A node that builds an object is nothing that a plain file writes.
-        return _any_of(map(_of_hint, [part for part in parts if not _is_object(part)] or parts))
+        return _any_of(map(_hint_schema, [part for part in parts if not _is_object(part)] or parts))
     if origin is Literal:
         return {"enum": [*parts]}
     if hint in _KINDS:

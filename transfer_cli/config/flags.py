@@ -11,9 +11,9 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transfer_cli.config.commands import DECLARED
-from transfer_cli.config.describe import declared
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.config.commands import DECLARED_KEYS
+from transfer_cli.config.describe import declared_keys
+from transfer_cli.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ SWITCH = {"action": "store_true"}
 MANY = {"nargs": "*"}
 REPEATED = {"action": "append", "default": []}
 
-_AS_KEYS = ("html", "nearest")
+_KEYS_AS_FLAGS = ("html", "nearest")
 """Keys that are typed as flags, too."""
 
 _FLAGS: Flags = {
@@ -83,11 +83,10 @@ _FLAGS: Flags = {
     "--config": REPEATED,
     "--job": {},
     "--dry --dry-run": SWITCH,
-    **{f"--{key}": {} for key in _AS_KEYS},
+    **{f"--{key}": {} for key in _KEYS_AS_FLAGS},
 }
 
-
-_SPELT = {"--help=all": ("--help", "all")}
+_SPELLINGS = {"--help=all": ("--help", "all")}
 """Flags as people type them too -> as they are read."""
 
 ONE_OPTION = {
@@ -97,7 +96,7 @@ ONE_OPTION = {
 """Groups that take one option; Hydra would merge two into a mixture."""
 
 
-def read(words: list[str], known: Flags) -> argparse.Namespace:
+def read_flags(words: list[str], known: Flags) -> argparse.Namespace:
     """Return what was typed after a command that composes no config; all have `--debug`."""
     given, others = _read(words, known)
     if others:
@@ -117,25 +116,25 @@ def _read(
     for word in others:
         if word.startswith("-") and word != "-":  # which is standard input
             name = word.partition("=")[0]
-            close = nearest(name, " ".join(flags).split(), 0.7)
+            close = did_you_mean(name, " ".join(flags).split(), 0.7)
             if lexists(word):
                 close = f" For what is here under that name type ./{word}"
             raise ConfigError(f"{name}: no such flag.{hint(name) or close}")
     return given, others
 
 
-def _as_key(command: str, name: str) -> str:
+def _key_hint(command: str, name: str) -> str:
     """Return what to type where a flag was typed that is a key."""
-    from transfer_cli.config.suggest import suggest  # which reads all configs
+    from transfer_cli.config.suggest import suggest_key  # which reads all configs
 
-    hint = suggest(name.lstrip("-").replace("-", "_"), command) if command else ""
+    hint = suggest_key(name.lstrip("-").replace("-", "_"), command) if command else ""
     return f" Keys are typed KEY=VALUE, without dashes.{hint}" if hint else ""
 
 
-def parse(arguments: list[str], command: str = "") -> Request:
+def parse_request(arguments: list[str], command: str = "") -> Request:
     """Parse the words after the name of a command, whose keys a mistake may mean."""
-    given = [part for word in arguments for part in _SPELT.get(word, (word,))]
-    typed, words = _read(given, _FLAGS, partial(_as_key, command))
+    parts = [part for word in arguments for part in _SPELLINGS.get(word, (word,))]
+    typed, words = _read(parts, _FLAGS, partial(_key_hint, command))
     asks_all = typed.help and "all" in words
     if asks_all:
         words.remove("all")
@@ -156,13 +155,13 @@ def parse(arguments: list[str], command: str = "") -> Request:
         config_name=typed.config_name,
         plugins=tuple(typed.plugin),
         files=tuple(typed.config),
-        flags=tuple(_typed(typed, ("debug", "config_dir", "config_name", "plugin", "job"))),
+        flags=tuple(_passed_flags(typed, ("debug", "config_dir", "config_name", "plugin", "job"))),
     )
 
 
 def _keys_of(typed: argparse.Namespace) -> Iterator[str]:
     """Yield the keys that were typed as flags."""
-    for key in _AS_KEYS:
+    for key in _KEYS_AS_FLAGS:
         if (value := getattr(typed, key)) is not None:
             yield f"{key}={value}"
     if typed.dry:
@@ -171,9 +170,9 @@ def _keys_of(typed: argparse.Namespace) -> Iterator[str]:
 
 def _declared(word: str) -> str:
     key, equals, value = word.partition("=")
-    if key.startswith("resume.") and key not in DECLARED:
-        raise ConfigError(f"{key}: no such key.{nearest(key, DECLARED)}")
-    return f"{DECLARED.get(key, key)}{equals}{value}"
+    if key.startswith("resume.") and key not in DECLARED_KEYS:
+        raise ConfigError(f"{key}: no such key.{did_you_mean(key, DECLARED_KEYS)}")
+    return f"{DECLARED_KEYS.get(key, key)}{equals}{value}"
 
 
 def chooses_sweep(words: Sequence[str]) -> bool:
@@ -186,10 +185,10 @@ def chooses_sweep(words: Sequence[str]) -> bool:
     return bool(chosen) and chosen[-1] not in ("", "null")
 
 
-def _typed(parsed: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
+def _passed_flags(parsed: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        given = getattr(parsed, name)
-        for value in given if isinstance(given, list) else [given]:
+        setting = getattr(parsed, name)
+        for value in setting if isinstance(setting, list) else [setting]:
             if value is not None and value is not False:
                 yield f"--{name.replace('_', '-')}"
                 if value is not True:
@@ -201,7 +200,7 @@ def refuse_lists(overrides: Iterable[str], command: str) -> None:
     for word in overrides:
         key, _, value = word.partition("=")
         bare = key.lstrip("+~")
-        if value.startswith("[") and value.endswith("]") and takes_one(bare, command):
+        if value.startswith("[") and value.endswith("]") and takes_one_value(bare, command):
             inside = value[1:-1]
             cure = f"write {bare}={inside or 'VALUE'}"
             if "," in inside:
@@ -211,9 +210,9 @@ def refuse_lists(overrides: Iterable[str], command: str) -> None:
             raise ConfigError(f"{word}: expected one value, not a list; {cure}")
 
 
-def takes_one(key: str, command: str) -> bool:
+def takes_one_value(key: str, command: str) -> bool:
     """Return whether a key of a command has one value, as far as its declaration says."""
-    declaration = declared(command).get(key)
+    declaration = declared_keys(command).get(key)
     return key in ONE_OPTION or (declaration is not None and declaration.takes_one)
 
 
@@ -228,7 +227,7 @@ def check_plugins(packages: Iterable[str]) -> None:
             )
 
 
-def quoted(override: str) -> str:
+def quoted_override(override: str) -> str:
     """Return `override` with its value in quotes, as it is typed in a shell."""
     key, _, value = override.partition("=")
     bare = re.sub(r"""^(['"])(.*)\1$""", r"\2", value)

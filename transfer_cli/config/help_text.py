@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config import compose
 from transfer_cli.config.commands import FLAGS, Command, examples, guide_of, heading
-from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
+from transfer_cli.config.describe import PACKAGED, Option, key_help, options, options_for, part_help
 from transfer_cli.config.flags import Request
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
@@ -40,43 +40,43 @@ _USUAL = ("frozen", "lora", "adapters", "gradual_unfreezing", "ulmfit", "discrim
 
 def command_help(name: str, command: Command, request: Request) -> Page:
     """Return what `transfer NAME --help` shows, or `--help all`."""
-    compose.check_folder(request)
+    compose.check_config_dir(request)
     chosen = _chosen(request)
-    config = _composed(name, request, chosen)
-    plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
+    config = _try_compose(name, request, chosen)
+    plain = _try_compose(name, replace(request, overrides=()), {}) if request.overrides else config
     defaults, keys = plain.hydra.runtime.choices, _Keys(name, request, config)
-    unmet = [pair for pair in command.only if not keys.hold(pair[1])]
-    offers = offered(name, command, request.config_dir, [start for start, _ in unmet])
+    unmet = [pair for pair in command.needs if not keys.holds(pair[1])]
+    offers = options_for(name, command, request.config_dir, [start for start, _ in unmet])
     words = [f"{group}={option}" for group, option in chosen.items()]
     typed, places = command.typed_as or name, tuple(_places(chosen))
     guide = typed.split()[0]  # of `plan finetune`, that of `plan`
     start = [
         *heading(typed, command, _usage(command, offers)),
-        *_part("What is changed most (with the value it has now):", keys.entries(command.keys)),
+        *_titled("What is changed most (with the value it has now):", keys.entries(command.keys)),
         BLANK,
         *examples(guide),
     ]
-    chosen_keys = _part(
+    chosen_keys = _titled(
         f"Keys of {' '.join(words)}:",
         keys.entries(key for key in keys.all() if key.startswith(places)),
     )
-    further = _further(unmet, losses="losses" in config)
+    further = _further_choices(unmet, losses="losses" in config)
     about: list[Renderable] = [BLANK, Prose(guide_of(guide).text)]
     if request.asks_all:
         every = (key for key in keys.all() if not key.startswith(command.ignores))
         return Page(
             *start,
             *chosen_keys,
-            *_part("What can be chosen (* is the default):", _options(offers, defaults)),
+            *_titled("What can be chosen (* is the default):", _options(offers, defaults)),
             *further,
-            *_part("Every key (with the value it has now):", keys.entries(every)),
-            *_part("Flags:", [_entry(["  ", Piece(flag, "name")], text) for flag, text in FLAGS]),
+            *_titled("Every key (with the value it has now):", keys.entries(every)),
+            *_titled("Flags:", [_entry(["  ", Piece(flag, "name")], text) for flag, text in FLAGS]),
             *about,
         )
     flags = ", ".join(flag for flag, _ in FLAGS[1:])
     more = " ".join(["transfer", typed, *words, "--help all"])
     end: list[Renderable] = [
-        *_part(
+        *_titled(
             "What can be chosen (* is the default; transfer presets GROUP says what each is):",
             _groups(offers, defaults),
         ),
@@ -87,7 +87,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
         Line(Piece("Every option and key: ", "heading"), Piece(more, "name")),
     ]
     room = MOST_LINES - sum(map(_height, (*start, *end)))
-    return Page(*start, *_fitting(chosen_keys, room), *end)
+    return Page(*start, *_cut_blocks(chosen_keys, room), *end)
 
 
 def _chosen(request: Request) -> dict[str, str]:
@@ -102,20 +102,20 @@ def _chosen(request: Request) -> dict[str, str]:
     }
 
 
-def _composed(name: str, request: Request, chosen: Mapping[str, str]) -> DictConfig:
+def _try_compose(name: str, request: Request, chosen: Mapping[str, str]) -> DictConfig:
     """Return the config that is asked for; with the options alone, or none, where it is wrong."""
     options = tuple(f"{group}={option}" for group, option in chosen.items())
     for overrides in (request.overrides, options):
         try:
-            asked = replace(request, overrides=overrides)
-            return compose.compose(name, asked, return_hydra_config=True)
+            attempt = replace(request, overrides=overrides)
+            return compose.load_config(name, attempt, keep_hydra=True)
         except Exception:  # noqa: S112 - help is given in spite of it
             continue
-    return compose.compose(name, Request(), return_hydra_config=True)
+    return compose.load_config(name, Request(), keep_hydra=True)
 
 
 def _usage(command: Command, choices: list[Option]) -> str:
-    places = [shown for _, shown in command.places]
+    places = [shown for _, shown in command.positionals]
     groups = ["[GROUP=OPTION ...]"] if choices else []
     return " ".join([*places, *groups, "[KEY=VALUE ...] [FLAGS]"])
 
@@ -124,7 +124,7 @@ def _entry(head: Pieces, text: str) -> Entry:
     return Entry(head, [text], COLUMN, WIDTH)
 
 
-def _part(title: str, blocks: Iterable[Renderable]) -> list[Renderable]:
+def _titled(title: str, blocks: Iterable[Renderable]) -> list[Renderable]:
     """Return blocks below an empty line and their title; nothing where there are none."""
     below = list(blocks)
     return [BLANK, Entry([], [Piece(title, "heading")], 0), *below] if below else []
@@ -134,7 +134,7 @@ def _height(block: Renderable) -> int:
     return str(block).count("\n") + 1
 
 
-def _fitting(blocks: list[Renderable], room: int) -> list[Renderable]:
+def _cut_blocks(blocks: list[Renderable], room: int) -> list[Renderable]:
     """Return as many blocks as there is room for, and a line about the others."""
     heights = list(itertools.accumulate(map(_height, blocks)))
     if not heights or heights[-1] <= room:
@@ -192,7 +192,7 @@ def _style(option: Option) -> Style:
     return "name" if option.origin == PACKAGED else "own"
 
 
-def _further(unmet: list[tuple[str, str]], *, losses: bool) -> list[Renderable]:
+def _further_choices(unmet: list[tuple[str, str]], *, losses: bool) -> list[Renderable]:
     """Return what can be chosen besides, and what could be under which conditions."""
     conditions: dict[str, list[str]] = {}
     for start, condition in unmet:
@@ -227,9 +227,9 @@ class _Keys:
         self._groups = {option.group for option in options(request.config_dir)}
         chosen = {*self._choices.items()}
         by_use = sorted(options(request.config_dir), key=lambda o: (o.group, o.name) in chosen)
-        self._plain, self._parts = key_help(name), part_texts(by_use)
+        self._plain, self._parts = key_help(name), part_help(by_use)
 
-    def hold(self, condition: str) -> bool:
+    def holds(self, condition: str) -> bool:
         """Return whether a key has the value that a condition says."""
         key, _, wanted = condition.partition("=")
         value = self._value(key)
@@ -240,8 +240,8 @@ class _Keys:
         for name in map(str, self._config):
             if name == "hydra":
                 continue
-            if isinstance(node := _node(self._config, name), DictConfig):
-                yield from _below(node, f"{name}.")
+            if isinstance(node := _resolved_value(self._config, name), DictConfig):
+                yield from _leaf_keys(node, f"{name}.")
             elif name not in self._choices and name not in self._groups:
                 yield name
 
@@ -270,15 +270,15 @@ class _Keys:
         return self._plain.get(key) or parts.get((target, name)) or parts.get(("", key)) or ""
 
 
-def _below(node: DictConfig, prefix: str) -> Iterator[str]:
+def _leaf_keys(node: DictConfig, prefix: str) -> Iterator[str]:
     for name in map(str, node):
-        if isinstance(inner := _node(node, name), DictConfig):
-            yield from _below(inner, f"{prefix}{name}.")
+        if isinstance(inner := _resolved_value(node, name), DictConfig):
+            yield from _leaf_keys(inner, f"{prefix}{name}.")
         elif not name.startswith("_"):
             yield f"{prefix}{name}"
 
 
-def _node(config: Any, name: str) -> Any:
+def _resolved_value(config: Any, name: str) -> Any:
     """Return a value as far as it can be filled in, else None."""
     is_open = OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
     return None if is_open else config[name]

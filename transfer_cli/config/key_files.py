@@ -11,7 +11,7 @@ from typing import Any
 
 from transfer_cli.config.commands import Command
 from transfer_cli.config.flags import Request, chooses_sweep
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.config.literal import as_overrides, with_quotes
 from transfer_cli.config.plain import ChosenOptions, Part, PlainKeys
 from transfer_cli.config.plain_yaml import read_mapping, read_plain
@@ -22,7 +22,7 @@ from transfer_cli.safe_files import UnreadableError, read_text
 ENDINGS = (".yaml", ".yml")
 
 
-def with_files(
+def with_key_files(
     name: str, command: Command, request: Request, values: Mapping[str, Any] = MappingProxyType({})
 ) -> Request:
     """Return what was typed, with the words of its files of keys before all others.
@@ -30,40 +30,40 @@ def with_files(
     Args:
         values: Plain keys that were given from Python.
     """
-    beside = [] if command.typed else [word for word in request.overrides if _is_file(word)]
-    keys = PlainKeys(name, request.config_dir, (*PlainKeys.named, *command.named))
+    beside = [] if command.text_key else [word for word in request.overrides if _is_file(word)]
+    keys = PlainKeys(name, request.config_dir, (*PlainKeys.named, *command.open_sections))
     typed = {word: keys.choice(word) for word in request.overrides if word not in beside}
     parts = [part for file in (*request.files, *beside) for part in _parts_of(Path(file), keys)]
     parts += keys.parts(values)
     choices = [part for part in (*typed.values(), *parts) if isinstance(part, ChosenOptions)]
     known = keys.places(choices)
-    words = [keys.word(part, known, raw={command.typed, *command.lists}) for part in parts]
+    words = [keys.as_word(part, known, {command.text_key, *command.list_keys}) for part in parts]
     words = _unless_typed(words, typed)
     if not any(_key(word) == "data" for word in (*words, *typed)) and any(
         _key(word) == "data.train" for word in words
     ):
         words.insert(0, f"data={'text' if name in ('pretrain', 'prepare') else 'table'}")
-    meant = [
-        word if (choice := typed[word]) is None else keys.typed_as(word, choice, known)
+    overrides = [
+        word if (choice := typed[word]) is None else keys.typed_word(word, choice, known)
         for word in request.overrides  # the same may be typed twice, around another
         if word in typed
     ]
     sweeps = chooses_sweep(words) and "--job" not in request.flags
-    return replace(request, overrides=(*words, *meant), multirun=request.multirun or sweeps)
+    return replace(request, overrides=(*words, *overrides), multirun=request.multirun or sweeps)
 
 
 def for_hydra(request: Request, command: Command) -> Request:
     """Return what was typed with quotes and signs that Hydra's grammar needs."""
-    typed = with_quotes(request.overrides, command.lists)
-    if command.places:
-        places = [key for key, _ in command.places]
-        typed = as_overrides(typed, places, command.typed, command.lists, command.files)
-    below = tuple(f"{key}." for key in command.named)
+    typed = with_quotes(request.overrides, command.list_keys)
+    if command.positionals:
+        places = [key for key, _ in command.positionals]
+        typed = as_overrides(typed, places, command.text_key, command.list_keys, command.files)
+    below = tuple(f"{key}." for key in command.open_sections)
     typed = tuple(f"++{word}" if below and word.startswith(below) else word for word in typed)
     return replace(request, overrides=typed)
 
 
-def swept(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
+def swept_words(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the words that sweep keys of a command over plain values that were given."""
     keys, words = PlainKeys(name), []
     for key, values in over.items():
@@ -72,7 +72,7 @@ def swept(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
         if any(isinstance(value, Mapping) for value in values):
             raise ConfigError(f"over: {key}: a value is a mapping; give the keys in it, with dots")
         parts = [part for value in values for part in keys.parts({key: value})]
-        typed = [keys.word(part, known=set(), raw=set()) for part in parts]
+        typed = [keys.as_word(part, known=set(), raw=set()) for part in parts]
         if any(word.startswith("~") for word in typed):
             raise ConfigError(f"over: {key}: null leaves an option out, which no sweep can")
         words.append(f"{typed[0].partition('=')[0]}={','.join(map(_value, typed))}")
@@ -85,14 +85,14 @@ def _is_file(word: str) -> bool:
 
 def _unless_typed(words: Sequence[str], typed: Mapping[str, ChosenOptions | None]) -> list[str]:
     """Return words of files, but for keys that were typed, and keys of options of others."""
-    given = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
+    typed_keys = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
     others = tuple(
         f"{choice.place}."
         for word, choice in typed.items()
         for said in words
         if choice and _key(said) == choice.typed and _value(said) != _value(word)
     )
-    return [w for w in words if _key(w) not in given and not _key(w).startswith(others or ("=",))]
+    return [w for w in words if _key(w) not in typed_keys and not _key(w).startswith(others)]
 
 
 def _key(word: str) -> str:
@@ -110,11 +110,11 @@ def _parts_of(file: Path, keys: PlainKeys) -> list[Part]:
         raise ConfigError(f"{file}: there is no such file of keys")
     with raised_as(ConfigError, f"{file}: ", UnreadableError, OSError):
         if file.name == "config.yaml" and file.with_name("overrides.txt").is_file():
-            return [*_of_run(file, keys)]
+            return [*_parts_of_run(file, keys)]
         values = read_mapping(file)
     if not values:
         raise ConfigError(f"{file}: holds no keys; write them as they are typed, as seed: 1")
-    if any(key.endswith("_target_") for key, _ in flat(values)):
+    if any(key.endswith("_target_") for key, _ in flat_items(values)):
         raise ConfigError(
             f"{file}: is the config of a run, which is repeated from its own folder: type "
             "RUN/config.yaml"
@@ -122,21 +122,24 @@ def _parts_of(file: Path, keys: PlainKeys) -> list[Part]:
     return [*keys.parts(values)]
 
 
-def _of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
+def _parts_of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
     """Yield what was typed for a run, and what its config says otherwise than that does now."""
     from transfer_cli.config import compose, stored  # which import Hydra
 
     lines = read_text(file.with_name("overrides.txt")).splitlines()
-    typed = [word for word in lines if not _is_of_run(_key(word))]
+    typed = [word for word in lines if not _is_set_anew(_key(word))]
     yield from typed
-    now = compose.compose(keys.name, Request(tuple(typed), config_dir=keys.config_dir))
-    values = dict(flat(stored.plain_values(now)))
-    for key, value in flat(read_plain(file)):
-        if not _is_of_run(key) and values.get(key) != value:
+    request = Request(tuple(typed), config_dir=keys.config_dir)
+    start = f"{file.with_name('overrides.txt')}: "
+    with raised_as(ConfigError, start, ConfigError), compose.as_config_error(keys.name, request):
+        now = compose.load_config(keys.name, request)
+    values = dict(flat_items(stored.plain_values(now)))
+    for key, value in flat_items(read_plain(file)):
+        if not _is_set_anew(key) and values.get(key) != value:
             yield key, value
 
 
-def _is_of_run(key: str) -> bool:
+def _is_set_anew(key: str) -> bool:
     """Return whether a repetition has something else; what a budget chose is not chosen again."""
     of_budget = ("budget", "models", "dial.foreseen")
     return key == "run.dir" or key in of_budget or Role.NAMES_RUN in role_of(key)

@@ -48,8 +48,7 @@ def _with_quotes(word: str, lists: Sequence[str]) -> str:
     home = expanduser(value)  # noqa: PTH111 - `Path`'s own refuses users that there are not
     is_there = key in _PATHS and not _PLAIN.fullmatch(value) and lexists(home)
     # The text with braces that any command may take that composes a run.
-    pattern = "objective.pattern"
-    is_text = key == pattern and equals and not value.startswith(("'", '"'))
+    is_text = key == "objective.pattern" and equals and not value.startswith(("'", '"'))
     return f"{key}={quoted(value)}" if is_there or is_text else word
 
 
@@ -81,8 +80,8 @@ def as_overrides(
             overrides.append(f"{key}=[{_literal(value)}]")
         else:
             overrides.append(word)
-    given = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
-    free = [key for key in places if key not in given]
+    named_keys = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
+    free = [key for key in places if key not in named_keys]
     several = alone[len(free) - 1 :] if free and free[-1] == files else []
     if len(several) > 1:
         overrides.append(f"{files}=[{','.join(map(_literal, several))}]")
@@ -132,7 +131,7 @@ def _literal(text: str) -> str:
     return f"[{','.join(map(quoted, pieces))}]"
 
 
-def as_typed(key: str, path: Path) -> str:
+def path_override(key: str, path: Path) -> str:
     """Return KEY=PATH as it is pasted into a shell."""
     text = str(path)
     return f"{key}={text}" if _PLAIN.fullmatch(text) else shlex.quote(f"{key}={quoted(text)}")

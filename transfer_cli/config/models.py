@@ -44,7 +44,7 @@ def listed_models() -> Mapping[str, ListedModel]:
     return {name: ListedModel(name, **row) for name, row in rows.items()}
 
 
-def place_of(given: str) -> str:
+def expand_short_name(given: str) -> str:
     """Return what names a model, the place on the hub for a short name.
 
     A file or folder of that name comes first.

@@ -15,13 +15,13 @@ _SCHEME = "own"
 _WHOLE = "experiment"
 """The group whose keys are those of a whole config."""
 
-_OF_ADAPTATION = (
+_ADAPTATION_KEYS = (
     "edits", "plan", "layer_scale", "penalty", "frozen_eval", "schedule_per", "store",
 )  # fmt: skip
 """Keys of a scheme that stand below `adaptation`; others, such as `losses`, stand beside it."""
 
 
-def path_of(folder: Path) -> str:
+def search_path(folder: Path) -> str:
     """Return a folder as Hydra's search path has it, so that its files are read by this module."""
     SourcesRegistry.instance().register(OwnFolder)
     return f"{_SCHEME}://{folder.resolve()}"
@@ -47,7 +47,7 @@ class OwnFolder(FileConfigSource):
             result.config = OmegaConf.create(values)
         elif "_target_" not in values and not result.header.get("package"):
             keys = PlainKeys("finetune", Path(self.path))
-            result.config = OmegaConf.create(_composed(keys, values, group))
+            result.config = OmegaConf.create(_hydra_preset(keys, values, group))
             result.header = {"package": "_global_"}
         return result
 
@@ -59,10 +59,10 @@ def _relative(entry: Any, group: str) -> Any:
     return {re.sub(rf"^override /{group}/(\w+)$", r"override \1", k): v for k, v in entry.items()}
 
 
-def _composed(keys: PlainKeys, values: dict[str, Any], group: str) -> dict[str, Any]:
+def _hydra_preset(keys: PlainKeys, values: dict[str, Any], group: str) -> dict[str, Any]:
     """Return a plain preset as Hydra composes it."""
     if group != _WHOLE:
-        inside = {name: values.pop(name) for name in _OF_ADAPTATION if name in values}
+        inside = {name: values.pop(name) for name in _ADAPTATION_KEYS if name in values}
         values = {group: inside, **values}
     added: list[Any] = [] if group == _WHOLE else [f"full@{group}"]
     overrides: list[Any] = []  # come last
@@ -73,7 +73,8 @@ def _composed(keys: PlainKeys, values: dict[str, Any], group: str) -> dict[str, 
             place = f"@{part.place}" if "/" in part.group else part.typed.removeprefix(part.group)
             entry = f"{'' if is_new else 'override '}/{part.group}{place}"
             many = part.group == "adaptation/edits"
-            chosen = {entry: list(part.names) if many else part.names[0]}
+            names = [name for name in part.names if name != "null"]
+            chosen = {entry: names if many else next(iter(names), None)}
             (added if is_new else overrides).append(chosen)
         else:
             OmegaConf.update(config, part[0], part[1], force_add=True)

@@ -51,7 +51,7 @@ def check_values(node: Any, key: str = "") -> None:
         if annotation is not None and not _is_rule(place, value) and not isinstance(value, Mapping):
             value = convert(value, annotation[0], place)
             with raised_as(ConfigError, f"{key}: " if key else ""):
-                _check(lineage, str(name), value)
+                _check_argument(lineage, str(name), value)
         check_values(value, place)
 
 
@@ -66,7 +66,7 @@ def _is_rule(place: str, value: Any) -> bool:
 
 
 @cache
-def _names(module: str) -> Mapping[str, ast.stmt]:
+def _top_level_names(module: str) -> Mapping[str, ast.stmt]:
     """Return what is written at the top of a module of ours, by its names."""
     file = Path(transfer_cli.__file__).parents[1] / f"{module.replace('.', '/')}.py"
     if not module.startswith("transfer_cli.") or not file.is_file():
@@ -81,23 +81,23 @@ def _names(module: str) -> Mapping[str, ast.stmt]:
     return names
 
 
-def _written(module: str, name: str) -> tuple[str, ast.stmt | None]:
+def _definition(module: str, name: str) -> tuple[str, ast.stmt | None]:
     """Return where a name is defined, and how; None: in no module of ours."""
-    line = _names(module).get(name)
+    line = _top_level_names(module).get(name)
     if isinstance(line, ast.ImportFrom):
-        return _written(line.module or "", name)
+        return _definition(line.module or "", name)
     return module, line
 
 
 def _lineage(target: str) -> Iterator[_Class]:
     """Yield a class that a config names, then those that it extends."""
     module, _, name = target.rpartition(".")
-    module, line = _written(module, name)
+    module, line = _definition(module, name)
     if isinstance(line, ast.ClassDef):
         yield module, line
         for base in line.bases:
             if isinstance(base, ast.Name):
-                where, above = _written(module, base.id)
+                where, above = _definition(module, base.id)
                 yield from _lineage(f"{where}.{base.id}") if above is not None else ()
 
 
@@ -106,15 +106,15 @@ def _annotation(module: str, kind: ast.ClassDef, name: str) -> tuple[Any] | None
     for line in kind.body:
         match line:
             case ast.AnnAssign(target=ast.Name(id=field)) if field == name:
-                return _plain(module, line.annotation)
+                return _plain_type(module, line.annotation)
             case ast.FunctionDef(name="__init__", args=args):
                 for argument in (*args.args, *args.kwonlyargs):
                     if argument.arg == name and argument.annotation is not None:
-                        return _plain(module, argument.annotation)
+                        return _plain_type(module, argument.annotation)
     return None
 
 
-def _plain(module: str, annotation: ast.expr) -> tuple[Any] | None:
+def _plain_type(module: str, annotation: ast.expr) -> tuple[Any] | None:
     """Return what an annotation of plain types and choices means, in a tuple; None: another."""
     match annotation:
         case ast.Constant(value=None):
@@ -124,10 +124,10 @@ def _plain(module: str, annotation: ast.expr) -> tuple[Any] | None:
         case ast.Subscript(value=ast.Name(id="Mapping")):
             return (Mapping,)
         case ast.Name(id=name):
-            where, line = _written(module, name)
-            return _plain(where, line.value) if isinstance(line, ast.Assign) else None
+            where, line = _definition(module, name)
+            return _plain_type(where, line.value) if isinstance(line, ast.Assign) else None
         case ast.BinOp(op=ast.BitOr()):
-            sides = [_plain(module, side) for side in (annotation.left, annotation.right)]
+            sides = [_plain_type(module, side) for side in (annotation.left, annotation.right)]
             known = [side[0] for side in sides if side is not None]
             return (reduce(operator.or_, known),) if len(known) == 2 else None
         case ast.Subscript(value=ast.Name(id="Literal")):
@@ -135,7 +135,7 @@ def _plain(module: str, annotation: ast.expr) -> tuple[Any] | None:
         case ast.Subscript(
             value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant(value=e)])
         ) if e is ...:
-            inner = _plain(module, item)
+            inner = _plain_type(module, item)
             return (GenericAlias(tuple, (inner[0], ...)),) if inner is not None else None
     return None
 
@@ -143,13 +143,13 @@ def _plain(module: str, annotation: ast.expr) -> tuple[Any] | None:
 # --- its checks --------------------------------------------------------------------------------
 
 
-def _check(lineage: tuple[_Class, ...], name: str, value: Any) -> None:
+def _check_argument(lineage: tuple[_Class, ...], name: str, value: Any) -> None:
     """Raise ValueError as the constructors of a class and of those that it extends would."""
     for _, kind in lineage:
         makers, extends = _constructors(kind)
         for maker in makers:
             for line in maker.body:
-                _try(line, name, value)
+                _run_check(line, name, value)
         if makers and not extends:
             return
 
@@ -166,7 +166,7 @@ def _constructors(kind: ast.ClassDef) -> tuple[list[ast.FunctionDef], bool]:
     return makers, any(node.id == "super" for node in names)
 
 
-def _try(line: ast.stmt, name: str, value: Any) -> None:
+def _run_check(line: ast.stmt, name: str, value: Any) -> None:
     """Do what a line of a constructor does with an argument, where it is a check."""
     arguments = (name, f"self.{name}")
     match line:
@@ -177,10 +177,10 @@ def _try(line: ast.stmt, name: str, value: Any) -> None:
                 _CHECKS[check](ast.literal_eval(label), value, *bounds)
         case ast.If(test=ast.Compare(left=of, ops=[ast.IsNot()]), body=body):
             for inner in body if ast.unparse(of) in arguments and value is not None else ():
-                _try(inner, name, value)
+                _run_check(inner, name, value)
         case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=ast.Compare() as test), body=[error]):
             if not _is_between(test, arguments, value):
-                raise ValueError(_said(error, value))
+                raise ValueError(_error_message(error, value))
 
 
 def _is_between(test: ast.Compare, arguments: tuple[str, str], value: Any) -> bool:
@@ -194,7 +194,7 @@ def _is_between(test: ast.Compare, arguments: tuple[str, str], value: Any) -> bo
     return True
 
 
-def _said(error: ast.stmt, value: Any) -> str:
+def _error_message(error: ast.stmt, value: Any) -> str:
     """Return the message of an error that names the value."""
     match error:
         case ast.Raise(exc=ast.Call(args=[ast.JoinedStr(parts)])):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.config import describe
-from transfer_cli.config.commands import DECLARED
+from transfer_cli.config.commands import DECLARED_KEYS
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import ONE_OPTION
 from transfer_cli.config.literal import quoted
@@ -91,7 +91,7 @@ class PlainKeys:
         if not equals:  # a path, such as a single dot
             return None
         group, place = self.group_at(key.replace("/", "."))
-        if not group and "." not in key and key not in describe.declared(self.name):
+        if not group and "." not in key and key not in describe.declared_keys(self.name):
             below = [*conf_dir().glob(f"*/{glob.escape(key)}")] if key else []
             group = f"{below[0].parent.name}/{key}" if len(below) == 1 else ""
             place = group.replace("/", ".")
@@ -101,7 +101,7 @@ class PlainKeys:
         is_meant = group.endswith(f"/{key}") or set(names) <= self.options(group).keys()
         return ChosenOptions(group, names, place) if is_meant else None
 
-    def typed_as(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
+    def typed_word(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
         """Return a typed word with the name of the group that it chooses of."""
         return f"{self._added(choice, known)}{choice.typed}={word.partition('=')[2]}"
 
@@ -118,7 +118,7 @@ class PlainKeys:
                     left += [ChosenOptions(group, names, group)] if not place else []
         return places
 
-    def word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
+    def as_word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
         """Return a part of a file as it is typed.
 
         Args:
@@ -128,7 +128,7 @@ class PlainKeys:
         if isinstance(part, str):
             return part
         if isinstance(part, tuple):
-            key, value = DECLARED.get(part[0], part[0]), part[1]
+            key, value = DECLARED_KEYS.get(part[0], part[0]), part[1]
             shown = value if key in raw and isinstance(value, str) else _literal(value, key)
             added = "++" if key.startswith(tuple(f"{name}." for name in self.named)) else ""
             return f"{added}{key}={shown}"
@@ -148,27 +148,22 @@ class PlainKeys:
             key = f"{above}{name}"
             group, place = self.group_at(key)
             if group:
-                yield from self._of_group(group, place, key, value)
+                yield from self._group_parts(group, place, key, value)
             elif isinstance(value, Mapping) and (key in self.named or key not in self._keys):
                 yield from self.parts(value, f"{key}.")
             else:
                 yield key, value
 
-    def _of_group(
+    def _group_parts(
         self, group: str, place: str, key: str, value: Any
     ) -> Iterator[ChosenOptions | tuple[str, Any]]:
         options = self.options(group).keys()
         if not isinstance(value, Mapping):
-            names = (
-                ["null"] if value is None else value if isinstance(value, list | tuple) else [value]
-            )
+            values = value if isinstance(value, list | tuple) else [value]
+            names = ["null"] if value is None else [str(name) for name in values]
             # Some texts may also be named by a path, or a word.
             is_path = key == "forgetting.data" and not set(names) <= options
-            yield (
-                (key, value)
-                if is_path
-                else ChosenOptions(group, [str(name) for name in names], place)
-            )
+            yield (key, value) if is_path else ChosenOptions(group, names, place)
         elif value.keys() <= options and all(isinstance(v, Mapping) for v in value.values()):
             # `edits: {lora: {rank: 4}}`, `data: {table: {train: a.csv}}`
             yield ChosenOptions(group, [*value], place)

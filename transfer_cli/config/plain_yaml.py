@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, at
-from transfer_cli.earlier_runs import config_of_today, with_new_names
+from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, error_at
+from transfer_cli.earlier_runs import upgrade_config, with_new_names
 from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 _WORDS = {
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 def read_plain(path: Path) -> dict[str, Any]:
     """Return the stored config in a file, with the names of today; else see `read_mapping`."""
-    renamed: dict[str, Any] = config_of_today(with_new_names(read_mapping(path)))
+    renamed: dict[str, Any] = upgrade_config(with_new_names(read_mapping(path)))
     return renamed
 
 
@@ -37,7 +37,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         first = next(events, None)
         document = _value(first, events, 0) if first is not None else None
         if (second := next(events, None)) is not None:
-            raise at(second, "a second document")
+            raise error_at(second, "a second document")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
@@ -60,18 +60,18 @@ def scalar(text: str) -> Any:
 def _events(text: str) -> Iterator[Any]:
     for number, event in enumerate(yaml.parse(text, Loader=PARSER)):
         if number > MAX_CONFIG_NODES:
-            raise at(event, f"more than {MAX_CONFIG_NODES:,} values")
+            raise error_at(event, f"more than {MAX_CONFIG_NODES:,} values")
         if getattr(event, "anchor", None) is not None:
-            raise at(event, "an anchor or an alias, which no run writes")
+            raise error_at(event, "an anchor or an alias, which no run writes")
         if getattr(event, "tag", None) is not None:
-            raise at(event, f"the tag {event.tag[:40]!r}, which no run writes")
+            raise error_at(event, f"the tag {event.tag[:40]!r}, which no run writes")
         if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
             yield event
 
 
 def _value(event: Any, events: Iterator[Any], depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise at(event, f"nested deeper than {MAX_DEPTH} levels")
+        raise error_at(event, f"nested deeper than {MAX_DEPTH} levels")
     if isinstance(event, yaml.ScalarEvent):
         return scalar(event.value) if event.implicit[0] else event.value
     if isinstance(event, yaml.SequenceStartEvent):
@@ -80,9 +80,9 @@ def _value(event: Any, events: Iterator[Any], depth: int) -> Any:
     for key in _until(yaml.MappingEndEvent, events):
         name = _value(key, events, depth + 1)
         if not isinstance(name, str):
-            raise at(key, f"the name {name!r} is no text; put it in quotes")
+            raise error_at(key, f"the name {name!r} is no text; put it in quotes")
         if name in mapping:
-            raise at(key, f"broken YAML: found duplicate key {name[:40]}")
+            raise error_at(key, f"broken YAML: found duplicate key {name[:40]}")
         mapping[name] = _value(next(events), events, depth + 1)
     return mapping
 

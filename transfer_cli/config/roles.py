@@ -26,12 +26,12 @@ class Role(Flag):
 
 
 LEARNS = Role.SETTING | Role.HYPERPARAMETER
-NOTHING = Role(0)
+NO_ROLE = Role(0)
 
 ROLES = {
-    "budget": NOTHING,
-    "models": NOTHING,
-    "dial": NOTHING,  # what it decided stands in the keys that it decided
+    "budget": NO_ROLE,
+    "models": NO_ROLE,
+    "dial": NO_ROLE,  # what it decided stands in the keys that it decided
     "seed": Role.HYPERPARAMETER,  # a report takes runs that differ in it for repetitions
     "data_dir": Role.EXTENDS | Role.PLACE | Role.PER_PROCESS,
     "data": LEARNS,
@@ -93,7 +93,7 @@ ROLES = {
     "logger": Role.EXTENDS,
     "cost": Role.EXTENDS,
     "source": Role.SETTING,
-    "forgetting": NOTHING,
+    "forgetting": NO_ROLE,
     "ladder": Role.EXTENDS,
     "ladder.of": Role.EXTENDS | Role.PLACE,
     "plan": Role.OTHERS,

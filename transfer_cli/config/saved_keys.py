@@ -9,8 +9,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from transfer_cli.config import describe
-from transfer_cli.config.commands import DECLARED, SPOKEN, Command
-from transfer_cli.config.compose import composed, parsed
+from transfer_cli.config.commands import DECLARED_KEYS, TYPED_KEYS, Command
+from transfer_cli.config.compose import compose, parsed_overrides
 from transfer_cli.config.describe import with_comment
 from transfer_cli.config.flags import ONE_OPTION, Request, refuse_lists
 from transfer_cli.config.key_files import for_hydra
@@ -28,7 +28,7 @@ Tree = dict[str, Any]
 """Levels of a file, down to values as YAML has them."""
 
 
-def saved(name: str, command: Command, request: Request) -> str:
+def key_file_text(name: str, command: Command, request: Request) -> str:
     """Return a file of keys that means what was typed after a command.
 
     Raises:
@@ -36,10 +36,10 @@ def saved(name: str, command: Command, request: Request) -> str:
     """
     refuse_lists(request.overrides, name)
     request = for_hydra(request, command)
-    file = _File(PlainKeys(name, request.config_dir), texts=(command.typed, *command.lists))
-    for override in parsed(name, request, request.overrides):
+    file = _File(PlainKeys(name, request.config_dir), texts=(command.text_key, *command.list_keys))
+    for override in parsed_overrides(name, request, request.overrides):
         file.add(override)
-    composed(name, request)  # which refuses what is wrong
+    compose(name, request)  # which refuses what is wrong
     return "\n".join(file.lines(file.tree(), ()))
 
 
@@ -56,7 +56,7 @@ class _File:
     def add(self, override: Override) -> None:
         """Take what was typed."""
         key, value, line = override.key_or_group, override.value(), str(override.input_line)
-        key = SPOKEN.get(key, key)
+        key = TYPED_KEYS.get(key, key)
         group = key.replace(".", "/")
         choice = ChosenOptions(group, [], override.package or group.replace("/", "."))
         is_choice = self.keys.is_group(group)
@@ -76,7 +76,7 @@ class _File:
             value = text_of(value, key)
         # A number as it was typed, such as 1e-3.
         is_same = not isinstance(value, str) and scalar(typed) == value
-        return typed if is_same and re.fullmatch(r"[\w.+-]+", typed) else _yaml(value)
+        return typed if is_same and re.fullmatch(r"[\w.+-]+", typed) else _as_yaml(value)
 
     def levels(self, key: str) -> Levels:
         """Return the levels of the file at the end of which a key stands.
@@ -84,7 +84,7 @@ class _File:
         The keys of an option stand below its name. A name that would be read as that of an option
         is written with its dots.
         """
-        if key in DECLARED:  # no key of the group or of a section
+        if key in DECLARED_KEYS:  # no key of the group or of a section
             return (key,)
         names = key.split(".")
         levels: Levels = ()
@@ -112,16 +112,16 @@ class _File:
             line = "; ".join(filter(None, (described.get((choice.group, n)) for n in choice.names)))
             if has_keys:
                 for name in choice.names:
-                    _at(tree, (*at, name))
+                    _subtree(tree, (*at, name))
                     self.comments[*at, name] = described.get((choice.group, name), "")
             else:
-                shown = [_yaml(name) if name != "null" else name for name in choice.names]
+                shown = [_as_yaml(name) if name != "null" else name for name in choice.names]
                 is_one = choice.group in ONE_OPTION or choice.group in ("experiment", "sweep")
-                _at(tree, at[:-1])[at[-1]] = shown[0] if is_one else f"[{', '.join(shown)}]"
+                _subtree(tree, at[:-1])[at[-1]] = shown[0] if is_one else f"[{', '.join(shown)}]"
                 self.comments[at] = line
         for key, value in self.values.items():
             at = places[key]
-            _at(tree, at[:-1])[at[-1]] = value
+            _subtree(tree, at[:-1])[at[-1]] = value
             self.comments[at] = self._meaning(key)
         return tree
 
@@ -131,7 +131,7 @@ class _File:
         options = describe.options(self.keys.config_dir)
         meanings = describe.key_help(self.keys.name)
         for option in sorted(options, key=lambda o: (o.group, o.name) not in chosen):
-            for written in option.written():
+            for written in option.all_keys():
                 if written.line:
                     meanings.setdefault(written.name, written.line)
         usual = re.sub(r"^losses\.\w+\.", "objective.", key)
@@ -150,18 +150,20 @@ class _File:
                 yield from self.lines(value, (*above, name))
 
 
-def _at(tree: Tree, levels: Levels) -> Tree:
+def _subtree(tree: Tree, levels: Levels) -> Tree:
     for name in levels:
         tree = tree.setdefault(name, {})
     return tree
 
 
-def _yaml(value: Any) -> str:
+def _as_yaml(value: Any) -> str:
     """Return a value in a line of YAML."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_yaml(str(key))}: {_yaml(v)}' for key, v in value.items())}}}"
+        return (
+            f"{{{', '.join(f'{_as_yaml(str(key))}: {_as_yaml(v)}' for key, v in value.items())}}}"
+        )
     if isinstance(value, list):
-        return f"[{', '.join(map(_yaml, value))}]"
+        return f"[{', '.join(map(_as_yaml, value))}]"
     is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) and scalar(value) == value
     if is_plain and value.lower() not in ("yes", "no", "on", "off", "y", "n"):
         return str(value)

@@ -12,7 +12,7 @@ from hydra.conf import JobConf, OverridesConf, RuntimeConf
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from transfer_cli.config.dialled import by_rule
+from transfer_cli.config.dialled import value_by_rule
 
 
 @dataclass
@@ -731,7 +731,6 @@ LAUNCHERS: dict[str, type[LocalLauncher]] = {
     "submitit_slurm": SlurmLauncher,
 }
 
-
 _UNUSED = ("sweeper", "hydra_logging", "job_logging", "callbacks")
 """Groups of Hydra's own that a user's config may choose from; nothing here reads them."""
 
@@ -758,7 +757,7 @@ def register() -> None:
 
     The classes are `schema/<command>` and `hydra/launcher/<name>`.
     """
-    OmegaConf.register_new_resolver("dial", by_rule)
+    OmegaConf.register_new_resolver("dial", value_by_rule)
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HYDRA)
     for group, classes in (("schema", COMMANDS), ("hydra/launcher", LAUNCHERS)):

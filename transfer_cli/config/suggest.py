@@ -19,8 +19,8 @@ def other_words(section: str) -> dict[str, tuple[str, ...]]:
     from transfer_cli.config.bounded_yaml import PARSER  # which imports YAML: help needs none
 
     text = (conf_dir() / "other_words.yaml").read_text(encoding="utf-8")
-    said = PARSER(text).get_single_data()[section].items()
-    pairs = said if section == "keys" else ((line, words) for words, line in said)
+    entries = PARSER(text).get_single_data()[section].items()
+    pairs = entries if section == "keys" else ((line, words) for words, line in entries)
     return {meant: tuple(words.split()) for meant, words in pairs}
 
 
@@ -31,12 +31,12 @@ _SECTIONS = (
 """Where a name is looked for, in this order: a part that all runs have comes first."""
 
 
-def suggest(name: str, command: str, config_dir: Path | None = None) -> str:
+def suggest_key(name: str, command: str, config_dir: Path | None = None) -> str:
     """Return " Did you mean 'optimizer.lr'?" for a name such as `lr`; "" where none is meant."""
     known = {key for key, _ in keys_and_options(command, config_dir)}
     section, _, last = name.rpartition(".")
-    if said := _said(last, "absent"):
-        return said
+    if advice := _advice(last, "absent"):
+        return advice
     leaves = {key.rpartition(".")[2] for key in known if key.startswith(_SECTIONS)}
     close = [last] if section else difflib.get_close_matches(name, leaves, n=1, cutoff=0.85)
     key = next(filter(None, (_key_of(word, known) for word in (name, *close))), "")
@@ -50,12 +50,12 @@ def suggest(name: str, command: str, config_dir: Path | None = None) -> str:
 
 def suggest_command(word: str) -> str:
     """Return what to type in place of a command that there is not; "" where that is not known."""
-    return _said(word, "commands") or _said(word.replace("-", "_"), "absent")
+    return _advice(word, "commands") or _advice(word.replace("-", "_"), "absent")
 
 
-def _said(word: str, section: str) -> str:
-    said = next((line for line, words in other_words(section).items() if word in words), "")
-    return f" {said[:1].upper()}{said[1:]}" if said else ""
+def _advice(word: str, section: str) -> str:
+    advice = next((line for line, words in other_words(section).items() if word in words), "")
+    return f" {advice[:1].upper()}{advice[1:]}" if advice else ""
 
 
 def options_with(key: str, command: str, config_dir: Path | None = None) -> list[str]:

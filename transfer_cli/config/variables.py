@@ -12,7 +12,7 @@ from transfer_cli.errors import ConfigError, between
 MOST_THREADS = 1024
 """Of a process: more would be a slip, and the system might refuse them in the middle of a run."""
 
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """With all of these, this process is one of several (`engine.distributed`)."""
 
 _NUMBERS = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 1}
@@ -25,7 +25,7 @@ def check_variables(environment: Mapping[str, str]) -> None:
         for count in environment.get(name, "1").split(","):  # one for each level of nesting
             between(f"{name}:", _number(name, count), 1, MOST_THREADS, ConfigError)
     numbers = {n: _number(n, environment.get(n, str(default))) for n, default in _NUMBERS.items()}
-    if all(name in environment for name in _OF_TORCHRUN):
+    if all(name in environment for name in _TORCHRUN_VARIABLES):
         world = numbers["WORLD_SIZE"]
         local = numbers["LOCAL_WORLD_SIZE"] if "LOCAL_WORLD_SIZE" in environment else world
         between("WORLD_SIZE:", world, 1, 2**20, ConfigError)

@@ -48,7 +48,7 @@ class _Generation(Extension):
         return f"{marks[0]}{caller()}{marks[1]}"
 
 
-def _raise(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
@@ -63,7 +63,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
+    environment.globals["raise_exception"] = _raise_exception
     # Local time, as transformers has it.
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment

@@ -6,6 +6,7 @@ Templates are programs in Jinja that come with tokenizers. They run apart, see `
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ _CHATML = (
 MAX_TEMPLATE_BYTES = 2**18
 """Of a file. The longest in use have 20 KB."""
 
-SECONDS = 5
+MAX_SECONDS = 5
 """Of a processor, for one conversation."""
 
 _BEGIN, _END = "\ufdd0", "\ufdd1"
@@ -66,7 +67,7 @@ class ChatTemplate:
     Args:
         source: In Jinja.
         tokens: The names of special tokens by what templates call them, such as `eos_token`.
-        end: The name of the token that ends what the model says, see `with_end`.
+        end: The name of the token that ends what the model says, see `with_end_token`.
         where: What to call it in messages.
     """
 
@@ -76,7 +77,7 @@ class ChatTemplate:
     where: str = "the chat template"
 
     @contextmanager
-    def opened(self) -> Iterator["Renderer"]:
+    def open_renderer(self) -> Iterator["Renderer"]:
         """Start its process, which ends with the context."""
         command = [sys.executable, "-m", _SANDBOX]
         places = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"}
@@ -96,22 +97,26 @@ class Renderer:
     def __init__(self, template: ChatTemplate, process: "subprocess.Popen[bytes]") -> None:
         self._where, self._process = template.where, process
         first = {"source": template.source, "tokens": dict(template.tokens)}
-        self._write({**first, "marks": _BEGIN + _END, "seconds": SECONDS})
+        self._write({**first, "marks": _BEGIN + _END, "seconds": MAX_SECONDS})
 
     def __call__(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, asks: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = False,
     ) -> Rendered:
         """Return a conversation as one text.
 
         Args:
             tools: What a model can call, as JSON describes it; None: nothing.
-            asks: Whether the text ends with what stands before the model's next turn.
+            add_generation_prompt: Whether the text ends with what opens the model's next turn.
         """
         if _HOLDS_MARK(json.dumps(messages, ensure_ascii=False)):
             raise DataError("a message holds U+FDD0 or U+FDD1, which are no characters")
-        answer = self._asked(
+        answer = self._request(
             {"messages": [*messages], "tools": tools, "documents": None,
-             "add_generation_prompt": asks}
+             "add_generation_prompt": add_generation_prompt}
         )  # fmt: skip
         if "error" in answer:
             raise DataError(f"{self._where}: {in_one_line(answer['error'])[:300]}")
@@ -127,13 +132,16 @@ class Renderer:
                 size += len(part)
         return Rendered("".join(parts), tuple(marked))
 
-    def _asked(self, conversation: Mapping[str, Any]) -> dict[str, str]:
-        answer, reads = b"", self._process.stdout
+    def _request(self, conversation: Mapping[str, Any]) -> dict[str, str]:
+        answer, output = b"", self._process.stdout
         with suppress(BrokenPipeError):
             self._write(conversation)
-            answer = reads.readline() if reads is not None else b""
+            answer = output.readline() if output is not None else b""
         if not answer:
-            raise DataError(f"{self._where} takes more than {SECONDS} seconds")
+            code = self._process.wait()
+            if code not in (-signal.SIGXCPU, -signal.SIGKILL):
+                raise DataError(f"{self._where} cannot be run: its process ended with {code}")
+            raise DataError(f"{self._where} takes more than {MAX_SECONDS} seconds")
         reply: dict[str, str] = json.loads(answer)
         return reply
 
@@ -149,7 +157,7 @@ def chatml() -> ChatTemplate:
     return ChatTemplate(_CHATML, {"eos_token": CHATML_TOKENS[1]}, where=CHATML)
 
 
-def answers_in(
+def render_with_spans(
     render: Renderer, messages: Sequence[Message], tools: Sequence[Any] | None
 ) -> tuple[str, list[Span]]:
     """Return a conversation as one text, and the spans of what the model says in it.
@@ -164,15 +172,15 @@ def answers_in(
     for at, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
-        before = render(messages[:at], tools, asks=True).text
-        begin = _same(before, whole.text)
+        before = render(messages[:at], tools, add_generation_prompt=True).text
+        begin = _common_prefix_length(before, whole.text)
         # It may ask by more than it writes later, such as a tag of thoughts.
         least = len(before) if begin == len(before) else len(render(messages[:at], tools).text)
         after = render(messages[: at + 1], tools).text
-        end = _same(after, whole.text)
+        end = _common_prefix_length(after, whole.text)
         # Behind the last turn it may write something more.
-        said = str(message["content"]).strip() if end < len(after) else ""
-        if begin < least or end < begin or said not in whole.text[begin:end]:
+        answer = str(message["content"]).strip() if end < len(after) else ""
+        if begin < least or end < begin or answer not in whole.text[begin:end]:
             raise DataError(
                 f"turn {at + 1} is written otherwise where other turns follow, so that what the "
                 "model says cannot be found; mark it by {% generation %} in a template of your own "
@@ -182,14 +190,14 @@ def answers_in(
     return whole.text, spans
 
 
-def _same(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """Return how many characters two texts have in common at their beginning."""
     if other.startswith(one):
         return len(one)
     return next(at for at, letter in enumerate(one) if other[at : at + 1] != letter)
 
 
-def with_end(template: ChatTemplate, tokenizer: Tokenizer) -> ChatTemplate:
+def with_end_token(template: ChatTemplate, tokenizer: Tokenizer) -> ChatTemplate:
     """Return a template that knows which token ends what the model says, and those of texts.
 
     The former is the first special one behind an answer; where the template writes none, it is the
@@ -197,11 +205,11 @@ def with_end(template: ChatTemplate, tokenizer: Tokenizer) -> ChatTemplate:
     """
     answer = "an answer"
     turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": answer}]
-    first, last = tokenizer.pieces([tokenizer.opens, tokenizer.sep])
+    first, last = tokenizer.pieces([tokenizer.document_start, tokenizer.sep])
     named = {"bos_token": first, "eos_token": last, **template.tokens}
     template = replace(template, tokens=named)
-    with template.opened() as render:
-        text, spans = answers_in(render, turns, None)
+    with template.open_renderer() as render:
+        text, spans = render_with_spans(render, turns, None)
     [(tokens, starts)] = tokenizer.encode_marked([text])
     end = text.find(answer, spans[-1][0]) + len(answer)
     behind = (token for token, start in zip(tokens, starts, strict=True) if start >= end)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data import readers
-from transfer_cli.data.documents import expand
+from transfer_cli.data.documents import expand_paths
 from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.records import text_of
 from transfer_cli.errors import DataError
@@ -47,7 +47,7 @@ class ClozeTexts:
     def load(self) -> list[ClozeExample]:
         """Return the texts."""
         texts: list[ClozeExample] = []
-        for path in expand(self.files):
+        for path in expand_paths(self.files):
             before = len(texts)
             texts += self._read(path)
             if len(texts) == before:
@@ -58,7 +58,8 @@ class ClozeTexts:
         """Return the words of `among`."""
         if self.among is None:
             return None
-        words = [line.strip() for path in expand(self.among) for line in readers.read_lines(path)]
+        paths = expand_paths(self.among)
+        words = [line.strip() for path in paths for line in readers.read_lines(path)]
         if not any(words):
             raise DataError(f"{self.among} has no words.")
         return [word for word in dict.fromkeys(words) if word]

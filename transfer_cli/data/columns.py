@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.data.records import FEW_ROWS, plain_number
-from transfer_cli.data.usual_names import USUAL_LABELS, USUAL_TEXTS, rank
+from transfer_cli.data.usual_names import USUAL_LABELS, USUAL_TEXTS, usual_rank
 from transfer_cli.data.wanted import LABEL, TEXT, Chosen, Wanted
-from transfer_cli.errors import DataError, listed
+from transfer_cli.errors import DataError, list_names
 
 _SEVERAL_LABELS = ("tags", "categories", "topics", "genres", "emotions", "intents", "keywords")
 _PAIRS = (
@@ -17,7 +17,7 @@ _PAIRS = (
     ("text_a", "text_b"), ("premise", "hypothesis"), ("question", "passage"),
     ("question", "context"),
 )  # fmt: skip
-_TOGETHER = (
+_PAIRED_COLUMNS = (
     ("anchor", "positive"), ("query", "positive"), ("query", "document"), ("query", "passage"),
     ("query", "answer"), ("question", "answer"), ("question", "positive"), *_PAIRS,
     ("text", "pair"),
@@ -26,7 +26,7 @@ _TOGETHER = (
 
 _SCORES = ("score", "similarity_score", "similarity", "label", "is_duplicate", "value")
 
-_WRITTEN = (
+_SOURCES_AND_TARGETS = (
     ("source", "target"), ("input", "output"), ("input_text", "target_text"),
     ("question", "answer"), ("document", "summary"), ("article", "highlights"),
     ("article", "summary"), ("text", "summary"), ("prompt", "completion"), ("text", "target"),
@@ -34,16 +34,16 @@ _WRITTEN = (
 )  # fmt: skip
 """Usual names of texts, and of those that people wrote to them."""
 
-_TURNS = {"messages": "role and content", "conversations": "ShareGPT"}
+_TURN_COLUMNS = {"messages": "role and content", "conversations": "ShareGPT"}
 """Usual names of lists of turns, and what people call these."""
 
-_ASKED = (
+_PROMPT_PAIRS = (
     ("instruction", "output"), ("instruction", "response"), ("prompt", "completion"),
     ("prompt", "response"), ("question", "answer"),
 )  # fmt: skip
 """Usual names of questions, and of the answers of a model."""
 
-_OF_SOURCE = ("instruction", "input", "context", "prompt", "question", "system", "history")
+_SOURCE_PARTS = ("instruction", "input", "context", "prompt", "question", "system", "history")
 """What stands in columns of their own and is read before an answer, too."""
 
 _OTHER_DATA = {
@@ -79,10 +79,10 @@ _NO = frozenset((
 ))  # fmt: skip
 """How a cell says that a text has the label that its column is called by, or has not."""
 
-_OF_ITSELF = ("spam", "toxic")
+_FLAG_NAMES = ("spam", "toxic")
 """Names that are those of labels and not of what is asked."""
 
-_MOST_EMPTY = 0.1
+_MAX_EMPTY_SHARE = 0.1
 _MOST_LISTED = 20
 _LONGEST_SHOWN = 80
 
@@ -90,62 +90,63 @@ Sample = Sequence[Mapping[str, object]]
 """The first rows: column -> value."""
 
 
-def other_data(names: Collection[str]) -> str:
+def other_data_hint(names: Collection[str]) -> str:
     """Return a sentence where names of columns are those of another kind of data, else ""."""
     kind = next((data for known, data in _OTHER_DATA.items() if {*known} <= {*names}), None)
     return f" Such columns are those of {kind}." if kind else ""
 
 
-def source_of(names: Collection[str]) -> str | None:
+def source_column(names: Collection[str]) -> str | None:
     """Return the column that is called as texts are of which people made others, or None."""
-    return next((source for source, _ in _WRITTEN if source in names), None)
+    return next((source for source, _ in _SOURCES_AND_TARGETS if source in names), None)
 
 
-def turns_of(names: Collection[str]) -> str | None:
+def turns_column(names: Collection[str]) -> str | None:
     """Return the column that is called as turns of conversations are, or questions, or None."""
-    return next((name for name in (*_TURNS, *dict(_ASKED)) if name in names), None)
+    return next((name for name in (*_TURN_COLUMNS, *dict(_PROMPT_PAIRS)) if name in names), None)
 
 
-def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> Chosen:
+def choose_columns(columns: Sequence[str], sample: Sample, wanted: Wanted, name: str) -> Chosen:
     """Return the columns of a table to read."""
-    text, pair, label = (_at(column, columns) for column in (asked.text, asked.pair, asked.label))
+    typed = (wanted.text, wanted.pair, wanted.label)
+    text, pair, label = (_column_name(name, columns) for name in typed)
     labels, texts = (
-        tuple(str(_at(given, columns)) for given in several)
-        for several in (asked.labels, asked.texts)
+        tuple(str(_column_name(name, columns)) for name in names)
+        for names in (wanted.labels, wanted.texts)
     )
     text = "+".join(texts) or text
-    if asked.labelled and {"answer", "_input_hash"} <= {*columns}:
+    if wanted.labelled and {"answer", "_input_hash"} <= {*columns}:
         check_accepted([row.get("answer") for row in sample], name)
-    asked = replace(asked, labelled=asked.labelled and not labels)
+    wanted = replace(wanted, labelled=wanted.labelled and not labels)
     if not columns:  # when it is read, it is said why
-        return Chosen(text or TEXT, pair, label or LABEL, (), labels, texts, asked.join)
-    search = _Search(columns, sample, asked, name)
-    if asked.turns:
-        return search.turns(text, label)
-    if asked.written:
-        text, label = search.written(text, label, *texts)
-    if asked.paired:
-        text, pair, label = search.paired(text, pair, label)
-    elif label is None and asked.labelled:
+        return Chosen(text or TEXT, pair, label or LABEL, (), labels, texts, wanted.join)
+    search = _Search(columns, sample, wanted, name)
+    if wanted.turns:
+        return search.find_turns(text, label)
+    if wanted.written:
+        text, label = search.find_target(text, label, *texts)
+    if wanted.paired:
+        text, pair, label = search.find_pair(text, pair, label)
+    elif label is None and wanted.labelled:
         label = search.label_by_name(text, pair, *texts)
     if text is None and pair is None:
-        text, pair = _pair(columns)
+        text, pair = _pair_columns(columns)
     if text is None:
         taken = (label, pair, *labels)
-        text = search.text_by_name(*taken) or search.longest(*taken)
-    if label is None and asked.labelled and not asked.paired:
-        label = search.repeated(text, pair, *texts)
+        text = search.text_by_name(*taken) or search.longest_texts(*taken)
+    if label is None and wanted.labelled and not wanted.paired:
+        label = search.repeated_labels(text, pair, *texts)
     roles = (
-        (TEXT, asked.text or texts, text), ("pair", asked.pair, pair),
-        (LABEL, asked.label or not asked.labelled, label),
+        (TEXT, wanted.text or texts, text), ("pair", wanted.pair, pair),
+        (LABEL, wanted.label or not wanted.labelled, label),
     )  # fmt: skip
-    said = (
+    notes = (
         f"{what} from {str(column)[:_LONGEST_SHOWN]!r}"
-        for what, typed, column in roles
-        if not typed and column not in (None, what)
+        for what, is_typed, column in roles
+        if not is_typed and column not in (None, what)
     )
-    label = label or ("" if asked.paired else LABEL)
-    return Chosen(text, pair, label, tuple(said), labels, texts, asked.join)
+    label = label or ("" if wanted.paired else LABEL)
+    return Chosen(text, pair, label, tuple(notes), labels, texts, wanted.join)
 
 
 @dataclass(frozen=True)
@@ -154,27 +155,27 @@ class _Search:
 
     columns: Sequence[str]
     sample: Sample
-    asked: Wanted
+    wanted: Wanted
     name: str
 
-    def turns(self, text: str | None, label: str | None) -> Chosen:
+    def find_turns(self, text: str | None, label: str | None) -> Chosen:
         """Return the column of the turns of conversations, or those of a question and its answer.
 
         Both are one where each row holds a list of turns.
         """
-        column = text or next((name for name in _TURNS if name in self.columns), None)
-        pair = next((both for both in _ASKED if {*both} <= {*self.columns}), (None, None))
+        column = text or next((name for name in _TURN_COLUMNS if name in self.columns), None)
+        pair = next((both for both in _PROMPT_PAIRS if {*both} <= {*self.columns}), (None, None))
         if column is None and label is None:
             column, label = pair
         if column is None:
-            raise self._doubt(TEXT, [])
-        form = _TURNS.get(column, "Alpaca" if column == "instruction" else "one turn each")
-        said = f"{TEXT} from {column!r}" + (f" and {label!r}" if label else "") + f" ({form})"
-        return Chosen(column, None, label or column, () if text else (said,))
+            raise self._ambiguity_error(TEXT, [])
+        form = _TURN_COLUMNS.get(column, "Alpaca" if column == "instruction" else "one turn each")
+        note = f"{TEXT} from {column!r}" + (f" and {label!r}" if label else "") + f" ({form})"
+        return Chosen(column, None, label or column, () if text else (note,))
 
-    def written(self, text: str | None, label: str | None, *parts: str) -> tuple[str, str]:
+    def find_target(self, text: str | None, label: str | None, *parts: str) -> tuple[str, str]:
         """Return the columns of a text, perhaps in parts, and of what people wrote to it."""
-        for source, target in _WRITTEN:
+        for source, target in _SOURCES_AND_TARGETS:
             both = text or source, label or target
             sources = parts or both[:1]
             is_there = both[1] not in sources and {*sources, both[1]} <= {*self.columns}
@@ -183,46 +184,46 @@ class _Search:
                     self._check_whole_source(*both)
                 return both
         if text is None or label is None:
-            raise self._doubt(TEXT if text is None else LABEL, [])
+            raise self._ambiguity_error(TEXT if text is None else LABEL, [])
         return text, label
 
     def _check_whole_source(self, source: str, target: str) -> None:
         """Refuse to leave out in silence what else an answer was written to."""
         others = [
             name for name in self._others((source, target))
-            if name.lower() in _OF_SOURCE and self._cells(name)
+            if name.lower() in _SOURCE_PARTS and self._cells(name)
         ]  # fmt: skip
         if others:
-            keys = self.asked.keys
+            keys = self.wanted.keys
             raise DataError(
-                f"{self.name}: {target!r} answers {listed(map(repr, (*others, source)))}, and one "
-                f"column is read. Say {keys}{TEXT}=[{','.join((*others, source))}] to join "
+                f"{self.name}: {target!r} answers {list_names(map(repr, (*others, source)))}, and "
+                f"one column is read. Say {keys}{TEXT}=[{','.join((*others, source))}] to join "
                 f"them, or {keys}{TEXT}={others[0]} {keys}{LABEL}={target}"
             )
 
-    def paired(
+    def find_pair(
         self, text: str | None, pair: str | None, label: str | None
     ) -> tuple[str, str, str | None]:
         """Return the columns of two texts, and that of their score if there is one."""
         lower = {column.lower(): column for column in self.columns}
         scores = (lower[name] for name in _SCORES if name in lower)
-        score = label or (next(scores, None) if self.asked.labelled else None)
-        for first, second in _TOGETHER:
+        score = label or (next(scores, None) if self.wanted.labelled else None)
+        for first, second in _PAIRED_COLUMNS:
             both = text or lower.get(first), pair or lower.get(second)
             if both[0] is not None and both[1] is not None and both[0] != both[1]:
                 return both[0], both[1], score
-        keys, every = self.asked.keys, listed(map(repr, self.columns), _MOST_LISTED)
+        keys, every = self.wanted.keys, list_names(map(repr, self.columns), _MOST_LISTED)
         raise DataError(
             f"{self.name}: which columns are the two texts? (say {keys}{TEXT}=COLUMN "
-            f"{keys}pair=COLUMN). The columns are {every}.{other_data(self.columns)}"
+            f"{keys}pair=COLUMN). The columns are {every}.{other_data_hint(self.columns)}"
         )
 
     def text_by_name(self, *taken: str | None) -> str | None:
         """Return the column whose name is most usual for texts."""
         if TEXT in self.columns:
             return TEXT
-        ranks = {column: rank(column, USUAL_TEXTS) for column in self._others(taken)}
-        named = [column for column, rank in ranks.items() if rank and _is_text(self._cells(column))]
+        ranks = {column: usual_rank(column, USUAL_TEXTS) for column in self._others(taken)}
+        named = [column for column in ranks if ranks[column] and _is_text(self._cells(column))]
         return max(named, key=ranks.__getitem__, default=None)
 
     def label_by_name(self, *taken: str | None) -> str | None:
@@ -234,27 +235,27 @@ class _Search:
         others = self._others(taken)
         if LABEL in others:
             return LABEL
-        known = USUAL_LABELS if self.asked.separator is None else (*USUAL_LABELS, *_SEVERAL_LABELS)
-        ranks = {column: rank(column, known) for column in others}
-        may_be = _are_mostly_numbers if self.asked.numbers else _may_be_label
+        known = USUAL_LABELS if self.wanted.separator is None else (*USUAL_LABELS, *_SEVERAL_LABELS)
+        ranks = {column: usual_rank(column, known) for column in others}
+        may_be = _are_mostly_numbers if self.wanted.numbers else _may_be_label
         ends = [column for column in others if ranks[column] and may_be(self._labels(column))]
         named = [column for column in ends if ranks[column] > 1] or ends
         if len(named) > 1:
-            raise self._doubt(LABEL, named)
-        if named and named[0].lower().endswith(_OF_ITSELF) and len(self.flags(*taken)) > 1:
-            raise self._doubt(LABEL, self.flags(*taken))
+            raise self._ambiguity_error(LABEL, named)
+        if named and named[0].lower().endswith(_FLAG_NAMES) and len(self.flag_columns(*taken)) > 1:
+            raise self._ambiguity_error(LABEL, self.flag_columns(*taken))
         return named[0] if named else None
 
-    def flags(self, *taken: str | None) -> list[str]:
+    def flag_columns(self, *taken: str | None) -> list[str]:
         """Return the columns that say yes or no of each text."""
-        if self.asked.numbers or self.asked.written:
+        if self.wanted.numbers or self.wanted.written:
             return []
         rows = {
             name: [is_yes(row.get(name)) for row in self.sample] for name in self._others(taken)
         }
         return [name for name, cells in rows.items() if {*cells} == {True, False}]
 
-    def longest(self, *taken: str | None) -> str:
+    def longest_texts(self, *taken: str | None) -> str:
         """Return the column with the longest different texts."""
         if len(self.columns) == 1:
             return self.columns[0]
@@ -265,10 +266,10 @@ class _Search:
                 lengths[column] = sum(map(len, cells)) / len(cells)
         order = sorted(lengths, key=lambda column: -lengths[column])
         if not order or any(2 * lengths[other] > lengths[order[0]] for other in order[1:]):
-            raise self._doubt(TEXT, order)
+            raise self._ambiguity_error(TEXT, order)
         return order[0]
 
-    def repeated(self, *taken: str | None) -> str:
+    def repeated_labels(self, *taken: str | None) -> str:
         """Return the column with few values, each of which is there several times."""
         fitting = []
         most_labels = 100  # a column of more different values is no label unless its name says so
@@ -276,19 +277,19 @@ class _Search:
             cells = self._labels(column)
             values = set(cells)
             is_repeated = 2 <= len(values) <= min(most_labels, len(cells) / 2)
-            may_be_empty = self.asked.separator is not None
-            is_full = may_be_empty or len(cells) >= (1 - _MOST_EMPTY) * len(self.sample)
+            may_be_empty = self.wanted.separator is not None
+            is_full = may_be_empty or len(cells) >= (1 - _MAX_EMPTY_SHARE) * len(self.sample)
             is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
             fits = is_repeated and is_name
-            if self.asked.numbers:
+            if self.wanted.numbers:
                 fits = _are_mostly_numbers(cells) and not _are_counted(cells)
             if fits and is_full:
                 fitting.append(column)
-        flags = self.flags(*taken)
+        flags = self.flag_columns(*taken)
         if len(flags) > 1:
             fitting += [name for name in flags if name not in fitting]
         if len(fitting) != 1:
-            raise self._doubt(LABEL, fitting)
+            raise self._ambiguity_error(LABEL, fitting)
         return fitting[0]
 
     def _others(self, taken: Collection[str | None]) -> list[str]:
@@ -302,50 +303,50 @@ class _Search:
 
     def _labels(self, column: str) -> list[str]:
         """Return the labels in a column, of which a cell may hold several."""
-        if self.asked.separator is None:
+        if self.wanted.separator is None:
             return self._cells(column)
         return [
             part
             for row in self.sample
-            for part in parts_of(row.get(column), self.asked.separator)
+            for part in split_labels(row.get(column), self.wanted.separator)
             if isinstance(part, str)
         ]
 
-    def _doubt(self, what: str, may_be: Sequence[str]) -> DataError:
-        flags = self.flags() if what == LABEL else []
+    def _ambiguity_error(self, what: str, may_be: Sequence[str]) -> DataError:
+        flags = self.flag_columns() if what == LABEL else []
         if len(may_be) > 1 and {*may_be} <= {*flags}:
-            return DataError(self._several(may_be))
+            return DataError(self._several_labels_hint(may_be))
         which = " or ".join(repr(column[:_LONGEST_SHOWN]) for column in may_be[:4])
-        keys = [TEXT, LABEL] if self.asked.labelled else [TEXT]
-        typed = " ".join(f"{self.asked.keys}{key}=COLUMN" for key in keys)
-        every = listed((repr(column[:_LONGEST_SHOWN]) for column in self.columns), _MOST_LISTED)
+        keys = [TEXT, LABEL] if self.wanted.labelled else [TEXT]
+        typed = " ".join(f"{self.wanted.keys}{key}=COLUMN" for key in keys)
+        every = list_names((repr(column[:_LONGEST_SHOWN]) for column in self.columns), _MOST_LISTED)
         asks = f"the {what} may be in {which}" if may_be else f"which column is the {what}?"
-        numbers = self._numbers() if what == LABEL and not self.asked.numbers else None
+        numbers = self._number_column() if what == LABEL and not self.wanted.numbers else None
         cure = (
             f" For the numbers in {numbers!r}: data=numbers objective=regression."
             if numbers
-            else other_data(self.columns)
+            else other_data_hint(self.columns)
         )
-        if self.asked.labelled and not self.sample:
+        if self.wanted.labelled and not self.sample:
             return DataError(f"{self.name} has no rows that can be read. The columns are {every}.")
         return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.{cure}")
 
-    def _several(self, flags: Sequence[str]) -> str:
+    def _several_labels_hint(self, flags: Sequence[str]) -> str:
         """Return what to type for labels that have a column each, or for one of them."""
         names = [
             name if _PLAIN_NAME.fullmatch(name) else str(1 + self.columns.index(name))
             for name in flags
         ]
-        data = "" if self.asked.separator is not None else "data=labels objective=multilabel "
-        key = f"{self.asked.keys}{LABEL}="
-        shown = listed((repr(name[:_LONGEST_SHOWN]) for name in flags), 4)
-        one = "" if self.asked.separator is not None else f"; for one of them {key}{names[0]}"
+        data = "" if self.wanted.separator is not None else "data=labels objective=multilabel "
+        key = f"{self.wanted.keys}{LABEL}="
+        shown = list_names((repr(name[:_LONGEST_SHOWN]) for name in flags), 4)
+        one = "" if self.wanted.separator is not None else f"; for one of them {key}{names[0]}"
         return (
             f"{self.name}: {shown} say yes or no of each text. For several labels a text type "
             f"{data}{key}[{','.join(names)}]{one}"
         )
 
-    def _numbers(self) -> str | None:
+    def _number_column(self) -> str | None:
         """Return a column of decimal numbers, which are never names of classes."""
         for column in self.columns:
             cells = self._cells(column)
@@ -354,7 +355,7 @@ class _Search:
         return None
 
 
-def parts_of(value: object, separator: str) -> list[object]:
+def split_labels(value: object, separator: str) -> list[object]:
     """Return the parts of a cell that holds several labels: a list, or texts that are joined."""
     if value is None:
         return []
@@ -378,14 +379,14 @@ def is_yes(cell: object) -> bool | None:
     return word in _YES if word in _YES | _NO else None
 
 
-def _at(typed: str | None, columns: Sequence[str]) -> str | None:
+def _column_name(typed: str | None, columns: Sequence[str]) -> str | None:
     """Return the name of a column; a number that is none counts from 1."""
-    if typed is None or typed in columns or not typed.isdigit():
+    if typed is None or typed in columns or not typed.isdecimal():
         return typed
     return columns[int(typed) - 1] if 0 < int(typed) <= len(columns) else typed
 
 
-def _pair(columns: Sequence[str]) -> tuple[str | None, str | None]:
+def _pair_columns(columns: Sequence[str]) -> tuple[str | None, str | None]:
     lower = {column.lower(): column for column in columns}
     for first, second in _PAIRS:
         if first in lower and second in lower:

@@ -21,9 +21,9 @@ from transfer_cli.data.shards import Shard, StoredTokens, make_missing
 from transfer_cli.data.split import WeightedSource, Whole
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
-from transfer_cli.runs.environment import cores
+from transfer_cli.runs.environment import available_cores
 
-MOST_MAPPED = 128
+MAX_MAPPED = 128
 """Shards of a text that are mapped at once: each holds a file open, of which there may be 1024."""
 
 
@@ -47,7 +47,7 @@ class JoinedTokens:
         self.dtype = shards[0].dtype
         self.begins = np.cumsum([0, *sizes])
         self._shards = shards
-        self._mapped = lru_cache(maxsize=MOST_MAPPED)(self._map)
+        self._mapped = lru_cache(maxsize=MAX_MAPPED)(self._map)
 
     def __len__(self) -> int:
         return int(self.begins[-1])
@@ -123,26 +123,24 @@ class EncodedText:
 def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
     """Return the tokens of a text, from the cache if they are there."""
     shards = [Shard(part, tokenizer, cache_dir) for part in split.shards]
-    with ThreadPoolExecutor(cores()) as beside:
-        tokens = list(beside.map(Shard.stored, shards))
+    with ThreadPoolExecutor(available_cores()) as beside:
+        tokens = list(beside.map(Shard.load_if_sound, shards))
     missing = {
         shard.entry: shard for shard, entry in zip(shards, tokens, strict=True) if entry is None
     }
-    if missing:
-        made = make_missing(split, list(missing.values()))
-        tokens = [entry or made[shard.entry] for shard, entry in zip(shards, tokens, strict=True)]
-    stored = [entry for entry in tokens if entry is not None]
+    encoded = make_missing(split, list(missing.values())) if missing else {}
+    stored = [entry or encoded[shard.entry] for shard, entry in zip(shards, tokens, strict=True)]
     text = replace(EncodedText.of(stored), part_of=split.part_of)
     if split.size_bytes is not None:
         text = replace(text, num_bytes=split.size_bytes)
     return replace(
         text,
-        starts=_starts(shards, stored, text.tokens) if split.apart else None,
-        sources=_sources(split.sources, text.tokens) if split.sources else [],
+        starts=_document_starts(shards, stored, text.tokens) if split.apart else None,
+        sources=_token_sources(split.sources, text.tokens) if split.sources else [],
     )
 
 
-def _starts(
+def _document_starts(
     shards: Sequence[Shard],
     stored: Sequence[StoredTokens],
     tokens: npt.NDArray[np.unsignedinteger] | JoinedTokens,
@@ -150,17 +148,13 @@ def _starts(
     """Return where documents begin in the tokens of all shards."""
     if not isinstance(tokens, JoinedTokens):
         return shards[0].starts(stored[0])
-    return np.concatenate(
-        [
-            shard.starts(entry) + begin - (number > 0 and tokens.shared)
-            for number, (shard, entry, begin) in enumerate(
-                zip(shards, stored, tokens.begins[:-1], strict=True)
-            )
-        ]
-    )
+    shifts = tokens.begins[:-1] - tokens.shared
+    shifts[0] = 0
+    parts = zip(shards, stored, shifts, strict=True)
+    return np.concatenate([shard.starts(entry) + shift for shard, entry, shift in parts])
 
 
-def _sources(
+def _token_sources(
     counted: Sequence[WeightedSource], tokens: npt.NDArray[np.unsignedinteger] | JoinedTokens
 ) -> list[WeightedSource]:
     """Return sources with their tokens, given how many files they have, and the tokens of all."""

@@ -16,12 +16,12 @@ from math import ceil, floor
 from pathlib import Path
 
 from transfer_cli.data import json_tables, parquet, readers
-from transfer_cli.data.hub_client import located
+from transfer_cli.data.hub_client import resolve_path
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.readers import LastLine, text_lines
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import LineRule, WeightedSource, Whole
-from transfer_cli.errors import DataError, listed
+from transfer_cli.errors import DataError, list_names
 from transfer_cli.progress import progress
 from transfer_cli.runs.directory import HUB
 
@@ -45,7 +45,7 @@ Field = str | Sequence[str]
 Lines = Callable[[], Iterator[str]]
 Begins = Callable[[], Iterator[bool]]
 
-OF_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".xlsx")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".xlsx")
 """Endings of the files of a folder that are read as tables."""
 
 _SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -94,9 +94,9 @@ class TextSplit:
         """Its parts, or itself."""
         return self.parts or (self,)
 
-    def by_rule(self, rule: LineRule) -> "TextSplit":
+    def with_rule(self, rule: LineRule) -> "TextSplit":
         """Return it with another rule for line breaks."""
-        return replace(self, rule=rule, parts=tuple(part.by_rule(rule) for part in self.parts))
+        return replace(self, rule=rule, parts=tuple(part.with_rule(rule) for part in self.parts))
 
     def marked_lines(self) -> Iterator[tuple[str, bool]]:
         """Yield each line, and whether a document begins with it."""
@@ -111,7 +111,7 @@ class TextSplit:
                 raise DataError(f"{name} has changed while it was read; start again.")
 
 
-def joined(
+def join_splits(
     parts: Sequence[TextSplit], fingerprint: str, source: str, workers: int = 1
 ) -> TextSplit:
     """Return several parts, in order, as one split; of one part, that part."""
@@ -179,7 +179,7 @@ def _row_texts(path: Path, field: Field) -> Iterator[str] | None:
     """Return the texts of JSON lines or Parquet; None: it is plain text."""
     match readers.format_of(path):
         case "jsonl":
-            records = json_tables.whole_file(path)
+            records = json_tables.json_file_rows(path)
         case "parquet":
             records = parquet.parquet_records(path, field if isinstance(field, str) else None)
         case _:
@@ -193,7 +193,7 @@ def _text_in(record: Record, field: Field, name: str) -> str:
     return "\n".join(" ".join(text_of(record, column, name).split()) for column in field)
 
 
-def begins_of(lines: Lines, heading: str | None) -> Iterator[bool]:
+def document_begins(lines: Lines, heading: str | None) -> Iterator[bool]:
     """Yield for each line of a text whether a document begins with it."""
     is_after_empty = True
     for number, line in enumerate(lines()):
@@ -209,7 +209,7 @@ def path_begins(path: Path, field: Field, heading: str | None) -> Iterator[bool]
     """Yield for each of `path_lines` whether a document begins with it."""
     texts = _row_texts(path, field)
     if texts is None:
-        yield from begins_of(partial(text_lines, path), heading)
+        yield from document_begins(partial(text_lines, path), heading)
         return
     for text in texts:
         yield from (number == 0 for number, _ in enumerate(readers.paragraphs(text)))
@@ -240,39 +240,39 @@ class HoldOut:
         span = "" if self.span is None else f" {self.span}"
         return f"_HoldOut({named}){span}" + (" documents" if self.documents else "")
 
-    def about(self, size: int | None) -> int | None:
+    def kept_bytes(self, size: int | None) -> int | None:
         """Return about how many bytes of `size` stay."""
         share = self.share if self.keeps_held_out else 1 - self.share
         return None if size is None else round(share * size)
 
-    def part(self, split: TextSplit) -> TextSplit:
+    def kept_part(self, split: TextSplit) -> TextSplit:
         """Return what it keeps of a split."""
         return replace(
             split,
-            lines=partial(self.of, split),
+            lines=partial(self.kept_lines, split),
             fingerprint=digest_of([split.fingerprint, str(self)]),
-            about_bytes=self.about(split.about_bytes),
-            begins=split.begins and partial(self.begins, split),
+            about_bytes=self.kept_bytes(split.about_bytes),
+            begins=split.begins and partial(self.kept_begins, split),
         )
 
-    def of(self, split: TextSplit) -> Iterator[str]:
+    def kept_lines(self, split: TextSplit) -> Iterator[str]:
         """Yield the lines that it keeps."""
-        return (line for line, is_kept in self._marked(split) if is_kept)
+        return (line for line, is_kept in self._mark_kept(split) if is_kept)
 
-    def begins(self, split: TextSplit) -> Iterator[bool]:
+    def kept_begins(self, split: TextSplit) -> Iterator[bool]:
         """Yield for each line that it keeps of a split whether a document begins with it.
 
         One begins where lines were left out, too, if documents are told apart or one began there.
         """
         begins = False
-        marked = zip(self._marked(split), split.marked_lines(), strict=True)
+        marked = zip(self._mark_kept(split), split.marked_lines(), strict=True)
         for (_, is_kept), (_, begins_here) in marked:
             begins = begins or begins_here
             if is_kept:
                 yield begins
             begins = not is_kept and (begins or split.apart)
 
-    def _marked(self, split: TextSplit) -> Iterator[tuple[str, bool]]:
+    def _mark_kept(self, split: TextSplit) -> Iterator[tuple[str, bool]]:
         """Yield each line, and whether it is kept."""
         number = -1
         # An empty line goes with the line before it.
@@ -289,7 +289,7 @@ class HoldOut:
         return floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
 
 
-def hold_out_block(count: int, share: float, blocks: int) -> int:
+def hold_out_block_size(count: int, share: float, blocks: int) -> int:
     """Return the number of lines of a block: fewer in a short text, 0 if the share is no line.
 
     Of a text that has enough lines, so many `blocks` are held out at least.
@@ -298,7 +298,7 @@ def hold_out_block(count: int, share: float, blocks: int) -> int:
     return min(held_out, _HOLD_OUT_LINES, max(1, held_out // blocks))
 
 
-def held_out_whole(fingerprint: str, share: float) -> bool:
+def is_held_out_whole(fingerprint: str, share: float) -> bool:
     """Return whether a file that is shorter than 1 / share is held out; drawn from its content."""
     return int(fingerprint[:13], 16) < share * 16**13
 
@@ -306,27 +306,27 @@ def held_out_whole(fingerprint: str, share: float) -> bool:
 # ----------------------------------------------------------------------------------- files
 
 
-def expand(
+def expand_paths(
     patterns: str | list[str],
     suffixes: Sequence[str] = _SUFFIXES,
-    is_one: Callable[[Path], bool] = lambda folder: False,
+    is_single: Callable[[Path], bool] = lambda folder: False,
 ) -> list[Path]:
     """Return the files of paths, folders and globs, each once.
 
     Args:
         suffixes: Of the files of a folder that are read.
-        is_one: Whether a folder stands for one file.
+        is_single: Whether a folder stands for one file.
     """
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not pattern:
             raise DataError("A name of a file is empty, expected a path, folder or glob.")
-        path = located(pattern)
-        if path.is_dir() and is_one(path):
+        path = resolve_path(pattern)
+        if path.is_dir() and is_single(path):
             paths.append(path)
             continue
         if path.is_dir():
-            files = _in_folder(path, pattern, suffixes)
+            files = _files_in_folder(path, pattern, suffixes)
         elif glob.has_magic(pattern) and not path.exists():
             # `Path.glob` takes no absolute pattern.
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above
@@ -345,36 +345,36 @@ def files_of_one_format(
     names: Sequence[str],
     suffixes: Sequence[str],
     read_as: str | None,
-    is_one: Callable[[Path], bool] = readers.is_parquet,
+    is_single: Callable[[Path], bool] = readers.is_parquet,
 ) -> list[Path]:
     """Return the files of paths, folders and globs, each named once, all of one format.
 
     Args:
-        names: See `expand`, as for the others.
+        names: See `expand_paths`, as for the others.
         read_as: The format that was typed; None or auto: that of the endings.
     """
-    files = [path for name in names for path in expand(name, suffixes, is_one)]
+    files = [path for name in names for path in expand_paths(name, suffixes, is_single)]
     twice = [path for path, count in Counter(files).items() if count > 1]
     if twice:
         raise DataError(f"{twice[0]} is named twice; name it once.")
     kinds = {str(readers.format_of(path)): path for path in files}
     if len(kinds) > 1 and read_as in (None, "auto"):
         raise DataError(
-            f"its files are of different formats ({listed(kinds.values(), 4)}); name those of one, "
-            "or a glob such as '*.csv'."
+            f"its files are of different formats ({list_names(kinds.values(), 4)}); name those of "
+            "one, or a glob such as '*.csv'."
         )
     return files
 
 
-def _in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> list[Path]:
+def _files_in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> list[Path]:
     """Return the files in a folder and those below it, without hidden ones."""
     if pattern.startswith(HUB):
         return sorted(folder.glob("*.parquet"))
-    if said := readers.saved_by_datasets(folder):
-        raise DataError(f"{folder} is a folder of Arrow files.{said}")
+    if hint := readers.datasets_folder_hint(folder):
+        raise DataError(f"{folder} is a folder of Arrow files.{hint}")
     files = [
         path
-        for path in _below(folder, set())
+        for path in _walk_folder(folder, set())
         # A link to a file that is gone is refused later: its text would be missing.
         if readers.suffix_of(path) in suffixes and (path.is_file() or path.is_symlink())
     ]
@@ -386,7 +386,7 @@ def _in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> list[Path
     return files
 
 
-def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
+def _walk_folder(folder: Path, seen: set[Path]) -> Iterator[Path]:
     """Yield what is no folder in one and those below it, in order; a linked folder once."""
     real = folder.resolve()
     if real in seen:
@@ -400,7 +400,7 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            yield from _below(path, seen)
+            yield from _walk_folder(path, seen)
         else:
             yield path
 
@@ -423,7 +423,7 @@ def file_parts(
     parts = []
     for path in paths:
         lines = partial(path_lines, path, field)
-        if not known.of(path, f"lines 1 {field}", partial(_count, lines, 1)):
+        if not known.fact(path, f"lines 1 {field}", partial(_count_lines, lines, 1)):
             raise DataError(f"{path}: nothing but empty lines in the {name} text.")
         is_plain = not readers.is_packed(path) and readers.format_of(path) != "parquet"
         parts.append(
@@ -441,7 +441,7 @@ def file_parts(
     return parts, digest_of(["text", str(field)], digests)
 
 
-def _count(lines: Lines, enough: int) -> int:
+def _count_lines(lines: Lines, enough: int) -> int:
     """Return how many lines are not empty, counted up to `enough`."""
     return sum(1 for _ in itertools.islice(filter(str.strip, lines()), enough))
 
@@ -450,14 +450,14 @@ def _digests(paths: Sequence[Path], known: KnownFiles) -> dict[Path, str]:
     sizes = {path: path.stat().st_size for path in paths}
     digests: dict[Path, str] = {}
     same = defaultdict(list)
-    with progress(f"reading {listed(paths, 1)}", sum(sizes.values()), "B") as more:
+    with progress(f"reading {list_names(paths, 1)}", sum(sizes.values()), "B") as more:
         for path, size in sizes.items():
-            digests[path] = known.of(path, "sha256", partial(file_digest, path))
+            digests[path] = known.fact(path, "sha256", partial(file_digest, path))
             same[digests[path]].append(path)
             more(size)
     twice = next((names for names in same.values() if len(names) > 1), None)
     if twice is not None:
-        log.warning("%s hold the same text, which is read as often", listed(twice, 3))
+        log.warning("%s hold the same text, which is read as often", list_names(twice, 3))
     return digests
 
 
@@ -479,17 +479,17 @@ def held_out_parts(
         if whole and part.begins is not None:
             begins = filter(None, (begins for _, begins in part.marked_lines()))
             count = sum(itertools.islice(begins, enough))
-            if hold_out_block(count, share, 1):
+            if hold_out_block_size(count, share, 1):
                 return count, True
-        count = known.of(
-            Path(*part.files), f"lines {enough} {field}", partial(_count, part.lines, enough)
+        count = known.fact(
+            Path(*part.files), f"lines {enough} {field}", partial(_count_lines, part.lines, enough)
         )
         return count, False
 
     counts = [counted(part) for part in parts]
     least = 1 if whole else HOLD_OUT_BLOCKS
-    blocks = [hold_out_block(count, share, least) for count, _ in counts]
-    drawn = [held_out_whole(part.fingerprint, share) and len(parts) > 1 for part in parts]
+    blocks = [hold_out_block_size(count, share, least) for count, _ in counts]
+    drawn = [is_held_out_whole(part.fingerprint, share) and len(parts) > 1 for part in parts]
     from_middle = not any(blocks) and not any(drawn) and len(parts) > 1
     train: list[TextSplit] = []
     validation: list[TextSplit] = []
@@ -501,11 +501,11 @@ def held_out_parts(
         else:
             span = None if block else (count // 2, count // 2 + 1)
             held_out = HoldOut(share, block, keeps_held_out=True, span=span, documents=documents)
-            train.append(replace(held_out, keeps_held_out=False).part(part))
-            validation.append(held_out.part(part))
+            train.append(replace(held_out, keeps_held_out=False).kept_part(part))
+            validation.append(held_out.kept_part(part))
     if not train or not validation:
         raise DataError(
-            f"{listed((part.source for part in parts), 1)}: validation_share={share} of the "
+            f"{list_names((part.source for part in parts), 1)}: validation_share={share} of the "
             "lines is less than one line. Name data.validation, raise data.validation_share, or "
             "break long lines: fold -s FILE > BROKEN.txt"
         )

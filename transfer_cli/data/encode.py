@@ -31,18 +31,18 @@ Twenty megabytes of text fill it. A larger one saves little time: most new words
 frequent ones soon come back.
 """
 
-_PIECE = 2**14
+_MIN_PIECE = 2**14
 """Characters that a piece has at least."""
 
-_LONGEST = 2**20
+_MAX_PIECE = 2**20
 """A text without a place to cut it is cut after so many, wherever that is."""
 
-_AROUND = 100
+_CONTEXT = 100
 """Characters on either side of a place that it is tried with."""
 
-_TRIES = 50
+_MAX_TRIES = 50
 
-_PLACE = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\w\s])(?=\w)")
+_CUTTING_PLACE = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)|(?<=[^\w\s])(?=\w)")
 """After a line, before a word, after a mark: where most tokenizers begin anew."""
 
 
@@ -63,33 +63,33 @@ class TextEncoder:
         self._table = dict(self._line_end)
         self._num_tokens = 0
 
-    def encoded(self, split: TextSplit) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
+    def encode_split(self, split: TextSplit) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
         """Yield batches of lines with their tokens.
 
         One thread looks words up. With more, the library's threads encode one batch while Python
         looks up the words of the next ones: neither alone keeps all cores busy.
         """
         if split.rule != "end":
-            yield from DocumentEncoder(split, self._tokenizer, _BATCH_CHARACTERS).encoded()
+            yield from DocumentEncoder(split, self._tokenizer, _BATCH_CHARACTERS).encode_documents()
             return
         lines = split.lines()
         if self._threads == 1:
             # Of a batch that one thread encodes: to gain by many lines there need not be so many.
             alone_characters = 250_000
             for batch in _batches(lines, alone_characters):
-                yield batch, self._looked_up(batch)
+                yield batch, self._look_up(batch)
             return
         batches = _batches(lines, _BATCH_CHARACTERS)
         with ThreadPoolExecutor(1) as beside:
             for batch in batches:
-                tokens = beside.submit(_whole_lines, batch, self._tokenizer)
+                tokens = beside.submit(_encode_whole_lines, batch, self._tokenizer)
                 later = []
                 while not tokens.done() and (following := next(batches, None)) is not None:
-                    later.append((following, self._looked_up(following)))
+                    later.append((following, self._look_up(following)))
                 yield batch, tokens.result()
                 yield from later
 
-    def _looked_up(self, lines: Sequence[str]) -> npt.NDArray[np.uint32]:
+    def _look_up(self, lines: Sequence[str]) -> npt.NDArray[np.uint32]:
         if self._num_tokens > _MAX_TABLE_TOKENS:
             self._table, self._num_tokens = dict(self._line_end), 0
         units: list[str] = []
@@ -118,7 +118,7 @@ def _batches(lines: Iterable[str], most: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+def _encode_whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     ends = ([] if isinstance(line, LinePart) else [tokenizer.sep] for line in lines)
     rows = itertools.chain.from_iterable(zip(tokenizer.encode_batch(lines), ends, strict=True))
     return np.fromiter(itertools.chain.from_iterable(rows), np.int64)
@@ -138,58 +138,58 @@ class DocumentEncoder:
 
     def __init__(self, split: TextSplit, tokenizer: Tokenizer, most: int) -> None:
         self._split, self._tokenizer, self._most = split, tokenizer, most
-        opens = tokenizer.opens
-        self._between = (tokenizer.sep, *(() if opens == tokenizer.sep else (opens,)))
+        start = tokenizer.document_start
+        self._between = (tokenizer.sep, *(() if start == tokenizer.sep else (start,)))
         self._before, self._text = "", ""
 
-    def encoded(self) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
+    def encode_documents(self) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
         """Yield batches of lines, and the tokens that have become certain with them."""
         batch: list[str] = []
         pieces: list[_Passage] = []
         characters, glue = 0, ""
         for number, (line, begins) in enumerate(self._split.marked_lines()):
             if begins and number:
-                pieces.append(self._rest(self._between))
+                pieces.append(self._take_rest(self._between))
             self._text += line if begins or self._split.rule == "keep" else glue + line
             glue = "" if isinstance(line, LinePart) else " "
             if self._split.rule == "keep" and not isinstance(line, LinePart | LastLine):
                 self._text += "\n"
-            pieces += self._cut()
+            pieces += self._cut_passages()
             batch.append(line)
             characters += len(line) + 1
             if characters >= self._most:
                 yield batch, self._tokens(pieces)
                 batch, pieces, characters = [], [], 0
         if batch or self._text:
-            yield batch, self._tokens([*pieces, self._rest((self._tokenizer.sep,))])
+            yield batch, self._tokens([*pieces, self._take_rest((self._tokenizer.sep,))])
 
-    def _rest(self, after: tuple[int, ...]) -> _Passage:
+    def _take_rest(self, after: tuple[int, ...]) -> _Passage:
         piece = _Passage(self._before, self._text, after)
         self._before = self._text = ""
         return piece
 
-    def _cut(self) -> Iterator[_Passage]:
+    def _cut_passages(self) -> Iterator[_Passage]:
         """Yield what can be encoded of the text, as long as enough is left behind it."""
-        while len(self._text) >= 2 * _PIECE:
-            place = self._place()
+        while len(self._text) >= 2 * _MIN_PIECE:
+            place = self._cutting_place()
             if place is None:
                 return
             yield _Passage(self._before, self._text[:place])
-            self._before = self._text[max(0, place - _AROUND) : place]
+            self._before = self._text[max(0, place - _CONTEXT) : place]
             self._text = self._text[place:]
 
-    def _place(self) -> int | None:
+    def _cutting_place(self) -> int | None:
         """Return where the text can be cut; None: nowhere so far."""
-        places = _PLACE.finditer(self._text, _PIECE, len(self._text) - _AROUND)
-        for match in itertools.islice(places, _TRIES):
+        places = _CUTTING_PLACE.finditer(self._text, _MIN_PIECE, len(self._text) - _CONTEXT)
+        for match in itertools.islice(places, _MAX_TRIES):
             place = match.start()
-            before = self._text[place - _AROUND : place]
+            before = self._text[place - _CONTEXT : place]
             alone, whole = self._tokenizer.encode_batch(
-                [before, before + self._text[place : place + _AROUND]]
+                [before, before + self._text[place : place + _CONTEXT]]
             )
             if whole[: len(alone)] == alone:
                 return place
-        return _LONGEST if len(self._text) > 2 * _LONGEST else None
+        return _MAX_PIECE if len(self._text) > 2 * _MAX_PIECE else None
 
     def _tokens(self, pieces: list[_Passage]) -> npt.NDArray[np.int64]:
         encode = self._tokenizer.encode_batch

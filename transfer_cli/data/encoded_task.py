@@ -39,7 +39,7 @@ T = TypeVar("T")
 Truncate = Literal["longest_first", "first", "second"]
 """Which of two texts loses tokens, at its end, where they are too long together."""
 
-SHORTEST = 5
+MIN_LENGTH = 5
 """A longest input must hold the three special tokens of a pair and a token of each text."""
 
 _PORTION = 8192
@@ -99,7 +99,7 @@ class EncodedRows:
         """Add a key to all batches, with a value for each thing that is answered: here a row."""
         self.add(name, values)
 
-    def knows(self, special: Set[int]) -> npt.NDArray[np.bool_]:
+    def has_known_tokens(self, special: Set[int]) -> npt.NDArray[np.bool_]:
         """Return of each example whether a token stands for a part of it: one not in `special`."""
         known = ~np.isin(self._tokens, [*special])
         rows = np.repeat(self.example_of, self.lengths)
@@ -142,30 +142,30 @@ def encode_texts(
 ) -> EncodedRows:
     """Return one split of texts, or pairs of texts, encoded once.
 
-    A text that is too long loses tokens at its end (see `kept`). Special tokens are never cut.
+    A text that is too long loses tokens at its end, but never special ones (see `kept_sizes`).
 
     Args:
         length: The longest input in tokens, special tokens included.
         targets: Further keys of a batch, see `EncodedRows`; None: the examples' labels.
-        truncate: Which of two texts loses tokens, see `kept`.
+        truncate: Which of two texts loses tokens, see `kept_sizes`.
         strict: Whether it is an error if that text would lose all of them; else the other one is
             cut as well.
     """
-    if length < SHORTEST:
+    if length < MIN_LENGTH:
         raise ConfigError(
             f"data.length is {length}: with the special tokens an input needs at least "
-            f"{SHORTEST} positions."
+            f"{MIN_LENGTH} positions."
         )
     start, end = specials_around(tokenizer, direction)
     between = specials_between(tokenizer)
     room = length - len(start) - len(end)
     rows, firsts, is_cut = [], [], []
-    for example, text, other in _encoded(examples, tokenizer):
+    for example, text, other in _encode_examples(examples, tokenizer):
         left = room if example.pair is None else room - len(between)
         sizes = len(text), len(other)
-        cut, second = kept(*sizes, left, truncate)
+        cut, second = kept_sizes(*sizes, left, truncate)
         if strict:
-            check_kept(example, sizes, (cut, second), truncate, left, length)
+            check_truncation(example, sizes, (cut, second), truncate, left, length)
         rest = [] if example.pair is None else [*between, *other[:second]]
         is_cut.append(sum(sizes) > left)
         rows.append(array("i", start + text[:cut] + rest + end))
@@ -180,7 +180,7 @@ def encode_texts(
     )
 
 
-def kept(
+def kept_sizes(
     first: int, second: int, room: int, truncate: Truncate = "longest_first"
 ) -> tuple[int, int]:
     """Return how many tokens of two texts stay, which together have `room`.
@@ -201,7 +201,7 @@ def kept(
     return (room - shorter, shorter) if first > second else (shorter, room - shorter)
 
 
-def check_kept(
+def check_truncation(
     example: "Example",
     sizes: tuple[int, int],
     left: tuple[int, int],
@@ -221,17 +221,17 @@ def check_kept(
     )
 
 
-def _encoded(
+def _encode_examples(
     examples: "Sequence[Example]", tokenizer: Tokenizer
 ) -> "Iterator[tuple[Example, list[int], list[int]]]":
     """Yield examples with the tokens of both texts; the second has none if it is not there."""
-    for portion in in_portions(examples):
+    for portion in iterate_portions(examples):
         texts = tokenizer.encode_batch([example.text for example in portion])
         others = tokenizer.encode_batch([example.pair or "" for example in portion])
         yield from zip(portion, texts, others, strict=True)
 
 
-def in_portions(examples: Sequence[T], unit: str = "texts") -> Iterator[Sequence[T]]:
+def iterate_portions(examples: Sequence[T], unit: str = "texts") -> Iterator[Sequence[T]]:
     """Yield examples in portions to encode, showing progress.
 
     While it is made, an encoding takes ten times the memory of its tokens.
@@ -243,7 +243,7 @@ def in_portions(examples: Sequence[T], unit: str = "texts") -> Iterator[Sequence
             more(len(portion))
 
 
-def all_known(answers: Sequence[Any], what: str) -> bool:
+def have_answers(answers: Sequence[Any], what: str) -> bool:
     """Return whether examples have answers: all of them, or none, which is None."""
     unknown = [number for number, answer in enumerate(answers, 1) if answer is None]
     if unknown and len(unknown) < len(answers):
@@ -272,12 +272,8 @@ def warn_of_cuts(num_cut: int, num_examples: int, length: int, key: str = "data.
     if num_cut:
         log.warning(
             "Cut %d of %d examples to %d tokens; `%s` sets how many are kept, up to the model's "
-            "positions",
-            num_cut,
-            num_examples,
-            length,
-            key,
-        )
+            "positions", num_cut, num_examples, length, key,
+        )  # fmt: skip
 
 
 def warn_of_empty(num_empty: int, num_examples: int) -> None:
@@ -303,4 +299,4 @@ def is_empty(texts: "Sequence[str]") -> bool:
 def label_targets(examples: "Sequence[Example]") -> dict[str, Sequence[Any]]:
     """Return the labels of examples as a key of batches, or nothing where they have none."""
     labels = [example.label for example in examples]
-    return {"label": labels} if all_known(labels, "label") else {}
+    return {"label": labels} if have_answers(labels, "label") else {}

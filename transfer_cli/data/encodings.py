@@ -16,12 +16,12 @@ from dataclasses import dataclass
 WINDOWS = "cp1252"
 """Windows' encoding of western languages; Latin-1 is the same where it has letters and marks."""
 
-_SHOWN = {WINDOWS: "Windows-1252"}
-_MARKS = (
+_LABELS = {WINDOWS: "Windows-1252"}
+_BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
-_OF_SEVERAL_BYTES = re.compile(
+_MULTIBYTE = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
 )
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
@@ -29,7 +29,7 @@ _PLAIN = re.compile(rb"[ -~]{6}\r?\n")
 """The end of a line in any encoding but those of several bytes a character."""
 _JAPANESE_ESCAPE = re.compile(rb"\x1b\$[@B]")
 
-_LATIN = {
+_LATIN_PAGES = {
     WINDOWS: (
         "äöüßéèàçëïêôâîûùœæ", "áéíóúñüçàèòïªº", "áâãàçéêíóôõúüª", "àèéìíîòóùú", "åäöéüáàšž",
         "æøåéèêòóôüöä", "áéíóúýðþæö", "äöõüšž", "ëïöüéèêáíóúâîûôŵŷ",
@@ -53,7 +53,7 @@ _HAN = "一-鿿"
 _JAPANESE = (f"{_HAN}{_KANA}", "のはにをたがでてとしれさいるなかまうすっもりこくらン", 0.2)
 _SIMPLE = "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生很好"
 _TRADITIONAL = "的一是不了在人有我他這個們中來上大為和國地到以說時要就出會可也你對生很好"
-_OTHERS = {
+_OTHER_PAGES = {
     "cp1251": _CYRILLIC, "koi8_r": _CYRILLIC, "koi8_u": _CYRILLIC, "iso8859_5": _CYRILLIC,
     "cp866": _CYRILLIC, "cp1253": _GREEK, "iso8859_7": _GREEK,
     "cp1255": _HEBREW, "cp1256": _ARABIC, "iso8859_6": _ARABIC,
@@ -79,13 +79,13 @@ _MARKS_OF_TEXT = re.compile(
 )
 """Plain characters and marks, but for those within a word, where a letter is misread."""
 
-_WRONG = 3
+_WRONG_LETTER_COST = 3
 """How much worse a letter that is none of the language is than one that is right."""
 _NEAR = 0.9
 _LIKE_A_LANGUAGE, _SURE = 0.6, 0.8
 """The least score that is taken, and one from which on others must be near to be told of."""
 _SAMPLE_CHARACTERS = 40
-_LOOKED_AT = 2**16
+_EXAMINED_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class PageReading:
         return self.text[start : start + _SAMPLE_CHARACTERS].partition("\n")[0].strip()
 
 
-def shown(encoding: str) -> str:
+def encoding_label(encoding: str) -> str:
     """Return what people call an encoding."""
-    return _SHOWN.get(encoding, encoding.replace("_", "-").upper())
+    return _LABELS.get(encoding, encoding.replace("_", "-").upper())
 
 
 def is_wide(encoding: str) -> bool:
@@ -114,22 +114,22 @@ def is_wide(encoding: str) -> bool:
     return len("\n".encode(encoding)) > 1
 
 
-def encoding_of(start: bytes) -> tuple[PageReading, ...]:
+def detect_encoding(start: bytes) -> tuple[PageReading, ...]:
     """Return the encoding of a file from its first bytes, which may end within a character.
 
     Several are returned where they are about as good, the best first. A UTF-8 file with a few
     damaged lines stays one.
     """
-    for mark, encoding in _MARKS:
+    for mark, encoding in _BYTE_ORDER_MARKS:
         if start.startswith(mark):
             return (PageReading(encoding),)
-    wide = _wide_without_mark(start[:_LOOKED_AT])
+    wide = _wide_without_mark(start[:_EXAMINED_BYTES])
     if wide is not None:
         return (PageReading(wide),)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
-        rest, num_valid = _OF_SEVERAL_BYTES.subn(b"", start)
+        rest, num_valid = _MULTIBYTE.subn(b"", start)
         num_other = len(rest.translate(None, bytes(range(128))))
         if num_other > num_valid and b"\0" not in start:
             return _old_pages(start)
@@ -150,17 +150,17 @@ def _old_pages(start: bytes) -> tuple[PageReading, ...]:
     """Return the best reading by a page of one script, with others that are near it."""
     from charset_normalizer import from_bytes  # takes a while to import, and few files ask for it
 
-    lines = _telling(start)
+    lines = _non_ascii_lines(start)
     # What charset-normalizer may find wrong with a reading; by default it leaves right ones out.
     mess = 0.3
     matches = from_bytes(
-        lines, threshold=mess, cp_isolation=[*_LATIN, *_OTHERS], language_threshold=0
+        lines, threshold=mess, cp_isolation=[*_LATIN_PAGES, *_OTHER_PAGES], language_threshold=0
     )
     readings = [
         PageReading(encoding, str(match), _score(encoding, str(match)))
         for match in matches
         for encoding in match.could_be_from_charset
-        if encoding in _LATIN or encoding in _OTHERS
+        if encoding in _LATIN_PAGES or encoding in _OTHER_PAGES
     ]
     with suppress(UnicodeDecodeError):  # of a text with few letters it finds much wrong
         text = lines.decode(WINDOWS)
@@ -177,15 +177,15 @@ def _old_pages(start: bytes) -> tuple[PageReading, ...]:
     return tuple(reversed(differing.values())) or (PageReading("utf-8"),)
 
 
-def _telling(start: bytes) -> bytes:
+def _non_ascii_lines(start: bytes) -> bytes:
     """Return lines that are not plain ASCII, up to so many bytes."""
     lines, size = [], 0
-    is_cut = len(start) >= _LOOKED_AT  # perhaps within a character
+    is_cut = len(start) >= _EXAMINED_BYTES  # perhaps within a character
     for line in start[: start.rfind(b"\n") + 1 if is_cut else None].splitlines(keepends=True):
         if not line.isascii():
             lines.append(line)
             size += len(line)
-        if size > _LOOKED_AT:
+        if size > _EXAMINED_BYTES:
             break
     return b"".join(lines)
 
@@ -195,15 +195,15 @@ def _score(encoding: str, text: str) -> float:
     letters = Counter(_MARKS_OF_TEXT.sub("", text).lower())
     count = letters.total()
     turned = sum(a.islower() and b.isupper() and b > "\x7f" for a, b in itertools.pairwise(text))
-    if encoding in _LATIN:
+    if encoding in _LATIN_PAGES:
         if count > sum("a" <= letter <= "z" for letter in text.lower()):
             return 0
         if not count and not re.search(_MARK, text.replace("\u00a0", "")):
             return 0
-        languages = _LATIN[encoding]
+        languages = _LATIN_PAGES[encoding]
         wrong = count - max(sum(letters[letter] for letter in language) for language in languages)
-        return 1 - _WRONG * (wrong + turned) / max(count, 1)
-    script, frequent, expected = _OTHERS[encoding]
+        return 1 - _WRONG_LETTER_COST * (wrong + turned) / max(count, 1)
+    script, frequent, expected = _OTHER_PAGES[encoding]
     right, usual = _share(letters, script), min(1, _share(letters, frequent) / expected)
     if encoding in _FREQUENT_ROWS:
         first, last = _FREQUENT_ROWS[encoding]
@@ -213,7 +213,7 @@ def _score(encoding: str, text: str) -> float:
         score = (right + rows / max(count, 1)) / 2 + usual / 4
         return score * min(1, 0.5 + 2 * _share(letters, _KANA)) if _KANA in script else score
     mixed = len(re.findall(f"[a-zA-Z][{script}]|[{script}][a-zA-Z]", text))
-    return (1 + usual) / 2 - _WRONG * (1 - right + (turned + mixed) / max(count, 1))
+    return (1 + usual) / 2 - _WRONG_LETTER_COST * (1 - right + (turned + mixed) / max(count, 1))
 
 
 def _share(letters: Counter[str], those: str) -> float:

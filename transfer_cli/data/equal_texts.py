@@ -13,10 +13,10 @@ Keys = npt.NDArray[np.int64]
 """A number for each example: those of equal texts are equal, within one process."""
 
 
-def folded(value: Hashable) -> Hashable:
+def fold_text(value: Hashable) -> Hashable:
     """Return a text, or each of several, in one of the forms that count as equal."""
     if isinstance(value, tuple):
-        return tuple(map(folded, value))
+        return tuple(map(fold_text, value))
     if not isinstance(value, str):
         return value
     if not value.isascii():
@@ -25,9 +25,9 @@ def folded(value: Hashable) -> Hashable:
     return " ".join(value.casefold().split())
 
 
-def keys_of(texts: Iterable[Iterable[str]], count: int) -> Keys:
+def text_keys(texts: Iterable[Iterable[str]], count: int) -> Keys:
     """Return the key of each of `count` examples, given the texts of each; 8 bytes an example."""
-    return np.fromiter((hash(folded(tuple(example))) for example in texts), np.int64, count)
+    return np.fromiter((hash(fold_text(tuple(example))) for example in texts), np.int64, count)
 
 
 def are_among(wanted: Keys, among: Keys) -> npt.NDArray[np.bool_]:
@@ -44,7 +44,7 @@ def overlaps(keys: Mapping[str, Keys]) -> Iterator[tuple[str, str, npt.NDArray[n
         yield small, large, np.flatnonzero(are_among(keys[small], keys[large]))
 
 
-def united(first: Iterable[Hashable], second: Iterable[Hashable]) -> list[Hashable]:
+def union_keys(first: Iterable[Hashable], second: Iterable[Hashable]) -> list[Hashable]:
     """Return a key for each example; those that have either of two keys in common share it."""
     parents: dict[Hashable, Hashable] = {}
 
@@ -60,7 +60,7 @@ def united(first: Iterable[Hashable], second: Iterable[Hashable]) -> list[Hashab
     return [root(one) for one, _ in sides]
 
 
-def together(keys: Iterable[Hashable]) -> list[list[int]]:
+def group_positions(keys: Iterable[Hashable]) -> list[list[int]]:
     """Return the places of each key, in the order in which keys come first."""
     places: dict[Hashable, list[int]] = {}
     for at, key in enumerate(keys):
@@ -101,7 +101,7 @@ def nearly_equal(texts: Sequence[str]) -> list[tuple[int, int]]:
     near: dict[int, int] = {}
     for band in range(0, _BANDS * _ROWS, _ROWS):
         keys = [row.tobytes() for row in least_NF[:, band : band + _ROWS]]
-        for rows in together(keys):
+        for rows in group_positions(keys):
             for one, other in itertools.pairwise(rows):
                 first, second = there[one], there[other]
                 if second not in near and _likeness(pairs[first], pairs[second]) > NEAR:
@@ -111,7 +111,7 @@ def nearly_equal(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 def _pairs_of_words(text: str) -> frozenset[int]:
     longest = 20  # characters of a word and what follows it, in the mean of a long text
-    words = _WORD.findall(str(folded(text[: longest * MOST_WORDS])))[:MOST_WORDS]
+    words = _WORD.findall(str(fold_text(text[: longest * MOST_WORDS])))[:MOST_WORDS]
     pairs = itertools.pairwise(words) if len(words) > 1 else [tuple(words)] * len(words)
     return frozenset(zlib.crc32(" ".join(pair).encode()) for pair in pairs)
 

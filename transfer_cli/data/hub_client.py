@@ -15,17 +15,15 @@ from transfer_cli.errors import (
     ConfigError,
     DataError,
     TransferError,
-    listed,
-    nearest,
+    did_you_mean,
+    list_names,
     pip_install,
 )
 from transfer_cli.runs.directory import HUB
 
-_WHERE = {"repo_type": "dataset", "revision": "refs/convert/parquet"}
-_USUAL = "default"
+_PARQUET_BRANCH = {"repo_type": "dataset", "revision": "refs/convert/parquet"}
+_DEFAULT_CONFIG = "default"
 _MOST_LISTED = 20
-_NOTHING = ["-"]
-"""A pattern of files that there are not."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,14 @@ class RepositoryKind:
 
     Args:
         noun: What people call it.
-        called: How its name is typed.
-        otherwise: What to do without a network.
+        name_form: How its name is typed.
+        offline_cure: What to do without a network.
         error: What is raised if it cannot be had.
     """
 
     noun: str
-    called: str
-    otherwise: str
+    name_form: str
+    offline_cure: str
     error: type[TransferError]
 
 
@@ -62,7 +60,7 @@ def client(kind: RepositoryKind, repository: str, key: str, no_revision: str) ->
     except ImportError as error:
         raise ConfigError(
             f"{key}: {repository} needs the package huggingface_hub; install it with "
-            f"{pip_install('hf')}, or {kind.otherwise}"
+            f"{pip_install('hf')}, or {kind.offline_cure}"
         ) from error
     try:
         yield huggingface_hub
@@ -71,64 +69,65 @@ def client(kind: RepositoryKind, repository: str, key: str, no_revision: str) ->
     except Exception as error:
         problems = {
             errors.HFValidationError: f"{repository!r} is no name of a {kind.noun}; expected "
-            f"{kind.called}",
+            f"{kind.name_form}",
             errors.RevisionNotFoundError: f"{repository} {no_revision}",
             errors.GatedRepoError: f"{repository} is for those who have agreed to its terms; agree "
             "on its page and log in with `hf auth login`",
             errors.RepositoryNotFoundError: f"there is no {kind.noun} {repository!r}, or it is "
             "private (`hf auth login`)",
             errors.LocalEntryNotFoundError: f"{repository} is not in the cache, and its server "
-            f"cannot be reached; check the network, or {kind.otherwise}",
+            f"cannot be reached; check the network, or {kind.offline_cure}",
             # The libraries below the client raise errors of many kinds.
             Exception: f"{repository} cannot be fetched: {error}",
         }
-        problem = next(said for kind, said in problems.items() if isinstance(error, kind))
+        problem = next(text for kind, text in problems.items() if isinstance(error, kind))
         raise kind.error(f"{key}: {problem}") from error
 
 
-def located(given: str) -> Path:
+def resolve_path(path: str) -> Path:
     """Return the path of a file; that of a split of a data set of the hub, which is a folder.
 
     Such a split is `hf:owner/name/split`, of a data set of several tables
     `hf:owner/name/config/split`. It is fetched at need.
     """
-    if not given.startswith(HUB):
-        return Path(given).expanduser()
-    parts = given.removeprefix(HUB).split("/")
+    if not path.startswith(HUB):
+        return Path(path).expanduser()
+    parts = path.removeprefix(HUB).split("/")
     if len(parts) not in (3, 4) or not all(parts):
-        raise DataError(f"{given}: expected {HUB}owner/name/split or {HUB}owner/name/config/split")
+        raise DataError(f"{path}: expected {HUB}owner/name/split or {HUB}owner/name/config/split")
     owner, name, *config, split = parts
     none_made = (
         "has no Parquet files, which the hub makes of public data sets alone; fetch its files and "
         "say data=table data.train=FILE"
     )
-    with client(DATA_SET, f"{owner}/{name}", given, none_made) as library:
+    with client(DATA_SET, f"{owner}/{name}", path, none_made) as library:
         files, is_online = _files(library, f"{owner}/{name}")
         splits = _splits(files)
-        table = _config(given, config[0] if config else None, splits)
+        table = _config(path, config[0] if config else None, splits)
         if split not in splits[table]:
             raise DataError(
-                f"{given}: there is no split {split!r}, but {listed(splits[table], _MOST_LISTED)}."
-                f"{nearest(split, splits[table])}"
+                f"{path}: there is no split {split!r}, but "
+                f"{list_names(splits[table], _MOST_LISTED)}.{did_you_mean(split, splits[table])}"
             )
         folder = library.snapshot_download(
             f"{owner}/{name}",
             allow_patterns=[f"{table}/{split}/*.parquet"],
             local_files_only=not is_online,
-            **_WHERE,
+            **_PARQUET_BRANCH,
         )
     return Path(str(folder)) / table / split
 
 
-def _config(given: str, named: str | None, splits: Mapping[str, Sequence[str]]) -> str:
+def _config(path: str, named: str | None, splits: Mapping[str, Sequence[str]]) -> str:
     """Return the config that is meant: the one that is named, the only one, or the default."""
-    name = named or (next(iter(splits)) if len(splits) == 1 else _USUAL)
+    name = named or (next(iter(splits)) if len(splits) == 1 else _DEFAULT_CONFIG)
     if name in splits:
         return name
-    there = listed(splits, _MOST_LISTED) or "none"
+    there = list_names(splits, _MOST_LISTED) or "none"
     if named is None:
-        raise DataError(f"{given}: it has the configs {there}; name one (data=hub: data.config=)")
-    raise DataError(f"{given}: there is no config {named!r}, but {there}.{nearest(named, splits)}")
+        raise DataError(f"{path}: it has the configs {there}; name one (data=hub: data.config=)")
+    hint = did_you_mean(named, splits)
+    raise DataError(f"{path}: there is no config {named!r}, but {there}.{hint}")
 
 
 def _splits(files: list[str]) -> dict[str, list[str]]:
@@ -147,7 +146,7 @@ def _files(library: Any, name: str) -> tuple[list[str], bool]:
     from huggingface_hub import errors
 
     try:
-        return list(library.HfApi().list_repo_files(name, **_WHERE)), True
+        return list(library.HfApi().list_repo_files(name, **_PARQUET_BRANCH)), True
     except (
         errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError
     ):  # fmt: skip
@@ -155,7 +154,7 @@ def _files(library: Any, name: str) -> tuple[list[str], bool]:
     except Exception:  # of the many kinds that the libraries below raise without a network
         folder = Path(
             library.snapshot_download(
-                name, local_files_only=True, allow_patterns=_NOTHING, **_WHERE
+                name, local_files_only=True, allow_patterns=["-"], **_PARQUET_BRANCH
             )
         )
         return [path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")], False

@@ -14,8 +14,8 @@ from typing import TextIO
 
 from transfer_cli.data import readers
 from transfer_cli.data.readers import (
-    LOOKED_AT_BYTES,
     MAX_LINE_BYTES,
+    PEEKED_BYTES,
     LineSource,
     OnError,
     check_length,
@@ -23,53 +23,54 @@ from transfer_cli.data.readers import (
     sound_lines,
 )
 from transfer_cli.data.records import MAX_COLUMNS, Record, json_kind
-from transfer_cli.data.usual_names import is_known
+from transfer_cli.data.usual_names import is_usual_name
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import STRICT_JSON
 
 MAX_WHOLE_BYTES = 64 * 2**20
 """An object has at most this size: a value of 2 bytes takes 60 in memory."""
 
-_ROWS = ("data", "rows", "records", "examples", "items", "instances", "results", "documents")
+_ROW_KEYS = ("data", "rows", "records", "examples", "items", "instances", "results", "documents")
 """Names below which people write rows."""
 
-_TURNS = {"role", "content"}, {"from", "value"}
+_TURN_KEYS = {"role", "content"}, {"from", "value"}
 """What turns of a conversation hold."""
 
-_FIRST, _BETWEEN, _NOTHING = (re.compile(way) for way in (r"[\s\ufeff]*\[?\s*", r"[\s,\]]*", ""))
+_OPENING, _COMMAS, _EMPTY = (re.compile(way) for way in (r"[\s\ufeff]*\[?\s*", r"[\s,\]]*", ""))
 _CHUNK_CHARACTERS = 2**18
 _LOOKED_AT_ROWS = 1000
 
 
-def as_lines(source: LineSource, name: str) -> LineSource:
+def as_json_lines(source: LineSource, name: str) -> LineSource:
     """Return a file in JSON as JSON lines; one that has them is returned as it is."""
     stream = source.stream
     if not isinstance(stream, io.BufferedReader):
         return source
     start = source.start.decode(source.encoding, errors="ignore").lstrip("\ufeff \t\r\n")
     if start.startswith("["):
-        return _of_rows(_elements(_text_of(stream, source.encoding), name), source.said)
+        return _rows_as_lines(_elements(_text_stream(stream, source.encoding), name), source.note)
     if not start.startswith("{"):
         return source
     line, _, rest = start.partition("\n")
-    if rest.strip() and _object_in(line) is not None:
+    if rest.strip() and _parse_object(line) is not None:
         return source
     end = _end_of_first(start)
     if end is not None and start[end:].strip():  # objects of several lines each
-        return _of_rows(_elements(_text_of(stream, source.encoding), name), source.said)
-    # A byte that is no character is said where the line is read.
-    text = _text_of(stream, source.encoding, "surrogateescape").read(MAX_WHOLE_BYTES + 1)
+        return _rows_as_lines(_elements(_text_stream(stream, source.encoding), name), source.note)
+    # A byte that is no character is reported where the line is read.
+    escaped = _text_stream(stream, source.encoding, "surrogateescape")
+    text = _read_more(escaped, "", name, MAX_WHOLE_BYTES + 1)
     if len(text) > MAX_WHOLE_BYTES:
         raise DataError(
             f"{name} is one JSON object of more than {MAX_WHOLE_BYTES // 2**20} MiB. Write a line "
             "for each row, as jq -c and pandas' to_json(orient='records', lines=True) do."
         )
-    whole = _object_in(text.lstrip("\ufeff"))
-    rows = None if whole is None else _rows_in(whole)
+    whole = _parse_object(text.lstrip("\ufeff"))
+    rows = None if whole is None else _table_rows(whole)
     if rows is None:
         raw = text.encode(source.encoding, "surrogateescape")
-        return LineSource(raw[:LOOKED_AT_BYTES], io.BytesIO(raw), source.encoding, source.said)
-    return _of_rows(rows, source.said)
+        return LineSource(raw[:PEEKED_BYTES], io.BytesIO(raw), source.encoding, source.note)
+    return _rows_as_lines(rows, source.note)
 
 
 def json_rows(path: Path) -> Iterator[Record]:
@@ -77,12 +78,12 @@ def json_rows(path: Path) -> Iterator[Record]:
     return json_records(readers.numbered_lines(path), str(path))
 
 
-def whole_file(path: Path) -> Iterator[Record]:
+def json_file_rows(path: Path) -> Iterator[Record]:
     """Yield the rows of a JSON file, of lines or of one list or object."""
     name = str(path)
     with closing(readers.open_file(path)) as file:
-        start, stream = readers.looked_at(file, LOOKED_AT_BYTES, name)
-        source = as_lines(readers.recognised(start, stream, name, None), name)
+        start, stream = readers.peek(file, PEEKED_BYTES, name)
+        source = as_json_lines(readers.recognise_source(start, stream, name, None), name)
         yield from json_records(readers.all_lines(source.stream, name, source.encoding), name)
 
 
@@ -105,8 +106,8 @@ def _json_object(line: str, where: str) -> dict[str, object]:
     try:
         value = STRICT_JSON.decode(line)
     except json.JSONDecodeError as error:
-        said = f"{where}: not JSON ({error.msg} at column {error.colno})."
-        raise DataError(said, "not JSON") from error
+        fault = f"{where}: not JSON ({error.msg} at column {error.colno})."
+        raise DataError(fault, "not JSON") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: JSON that cannot be read ({error}).") from error
     if not isinstance(value, dict):
@@ -118,7 +119,7 @@ def _json_object(line: str, where: str) -> dict[str, object]:
     return value
 
 
-class _Lines:
+class _RowLines:
     """Rows as the lines of a stream."""
 
     def __init__(self, lines: Iterator[bytes]) -> None:
@@ -131,67 +132,69 @@ class _Lines:
         return line[:size]
 
 
-def _of_rows(rows: Iterable[object], said: str) -> LineSource:
-    lines = (_line(row) for row in rows)
+def _rows_as_lines(rows: Iterable[object], note: str) -> LineSource:
+    lines = (_json_line(row) for row in rows)
     first: list[bytes] = []
     for line in islice(lines, _LOOKED_AT_ROWS):
         first.append(line)
         if len(line) > MAX_LINE_BYTES // 2:
             break
-    return LineSource(b"".join(first), _Lines(chain(first, lines)), "utf-8", said)
+    return LineSource(b"".join(first), _RowLines(chain(first, lines)), "utf-8", note)
 
 
-def _line(row: object) -> bytes:
+def _json_line(row: object) -> bytes:
     try:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair, which is refused where it is read
         return json.dumps(row).encode() + b"\n"
 
 
-def _text_of(stream: io.BufferedReader, encoding: str, errors: str = "strict") -> TextIO:
+def _text_stream(stream: io.BufferedReader, encoding: str, errors: str = "strict") -> TextIO:
     return io.TextIOWrapper(stream, encoding, errors)
 
 
 def _elements(text: TextIO, name: str) -> Iterator[object]:
     """Yield the values of an array, or those that stand one after the other."""
-    buffer, number = _more(text, "", name), 0
-    first = between = _FIRST.match(buffer)
+    buffer, number = _read_more(text, "", name), 0
+    first = between = _OPENING.match(buffer)
     while between and (at := between.end()) < len(buffer):
         where = f"{name}, row {number + 1}"
         try:
             value, end = STRICT_JSON.raw_decode(buffer, at)
         except json.JSONDecodeError as error:
             check_length(len(buffer) - at, name, number + 1)
-            more = _more(text, buffer[at:], where)
+            more = _read_more(text, buffer[at:], where)
             if len(more) == len(buffer) - at:
                 raise DataError(f"{where}: not JSON ({error.msg}).") from error
-            buffer, between = more, _NOTHING.match(more)
+            buffer, between = more, _EMPTY.match(more)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error}).") from error
         else:
             number += 1
             yield value
-            between = _BETWEEN.match(buffer, end)
+            between = _COMMAS.match(buffer, end)
             if between and between.end() == len(buffer):
-                buffer = _more(text, between[0], where)
-                between = _BETWEEN.match(buffer)
+                buffer = _read_more(text, between[0], where)
+                between = _COMMAS.match(buffer)
     if first and between and "[" in first[0] and "]" not in between[0]:
         raise DataError(f"{name}, row {number + 1}: the array ends too early.")
 
 
-def _more(text: TextIO, left: str, where: str) -> str:
+def _read_more(text: TextIO, left: str, where: str, size: int = _CHUNK_CHARACTERS) -> str:
     """Return what is left of a text with more of it."""
     try:
-        return left + text.read(max(_CHUNK_CHARACTERS, len(left)))
+        return left + text.read(max(size, len(left)))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: a byte that is not {error.encoding.upper()}.") from error
+    except readers.UNREADABLE as error:
+        raise DataError(f"{where}: cannot be read on ({error}). Is the file damaged?") from error
 
 
-def _object_in(text: str) -> dict[str, object] | None:
+def _parse_object(text: str) -> dict[str, object] | None:
     """Return the object that a text is, or None."""
     try:
         value = STRICT_JSON.decode(text)
-    except (ValueError, RecursionError):  # said where it is read as lines
+    except (ValueError, RecursionError):  # reported where it is read as lines
         return None
     return value if isinstance(value, dict) else None
 
@@ -204,21 +207,23 @@ def _end_of_first(text: str) -> int | None:
         return None
 
 
-def _rows_in(whole: Mapping[str, object]) -> Iterator[object] | None:
+def _table_rows(whole: Mapping[str, object]) -> Iterator[object] | None:
     """Return the rows of a table that one object holds; None: it is a row itself."""
     columns, data = whole.get("columns"), whole.get("data")
     if isinstance(columns, list) and isinstance(data, list):
-        return (dict(zip(map(str, columns), row, strict=False)) for row in data)
-    for key in (name for name in whole if name in _ROWS or len(whole) == 1):
-        rows = whole[key]
-        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+        rows = [row for row in data if isinstance(row, list)]
+        if len(rows) == len(data):
+            return (dict(zip(map(str, columns), row, strict=False)) for row in rows)
+    for key in (name for name in whole if name in _ROW_KEYS or len(whole) == 1):
+        value = whole[key]
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
             # One conversation is a row, and not the table of its turns.
-            return None if any(turn <= rows[0].keys() for turn in _TURNS) else iter(rows)
+            return None if any(turn <= value[0].keys() for turn in _TURN_KEYS) else iter(value)
     values = list(whole.values())
     if all(isinstance(value, list) for value in values):
         lists = [value for value in values if isinstance(value, list)]
-        is_table = len({*map(len, lists)}) == 1 and any(map(is_known, whole))
-        return _joined(whole, lists) if is_table else None
+        is_table = len({*map(len, lists)}) == 1 and any(map(is_usual_name, whole))
+        return _rows_of_columns(whole, lists) if is_table else None
     inner = [value for value in values if isinstance(value, dict)]
     if len(inner) < len(values) or not inner:
         return None
@@ -226,10 +231,10 @@ def _rows_in(whole: Mapping[str, object]) -> Iterator[object] | None:
     if any(value.keys() != keys for value in inner) or not keys:
         return None
     if all(key.isdigit() for key in keys):
-        return _joined(whole, [list(value.values()) for value in inner])
-    return iter(inner) if any(map(is_known, keys)) else None
+        return _rows_of_columns(whole, [list(value.values()) for value in inner])
+    return iter(inner) if any(map(is_usual_name, keys)) else None
 
 
-def _joined(names: Iterable[str], columns: Iterable[Iterable[object]]) -> Iterator[object]:
+def _rows_of_columns(names: Iterable[str], columns: Iterable[Iterable[object]]) -> Iterator[object]:
     every = list(names)
     return (dict(zip(every, row, strict=True)) for row in zip(*columns, strict=True))

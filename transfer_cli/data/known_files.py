@@ -40,12 +40,12 @@ class KnownFiles:
     def __exit__(self, *_: object) -> None:
         """Write what was found out, if the cache can be written."""
         for folder in self._changed:
-            path = self._record_of(folder)
+            path = self._record_path(folder)
             with suppress(OSError, RunError):  # it is read again next time
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, self._folders[folder])
 
-    def of(self, path: Path, what: str, find: Callable[[], T]) -> T:
+    def fact(self, path: Path, what: str, find: Callable[[], T]) -> T:
         """Return a fact about a file, which `find` returns where it is not known.
 
         Args:
@@ -68,7 +68,7 @@ class KnownFiles:
             return fact
         fact = find()
         is_settled = time.time() - max(status.st_mtime, status.st_ctime) > _MOMENT_SECONDS
-        if is_settled and _same(status, path.stat()):
+        if is_settled and _is_same_file(status, path.stat()):
             facts[path.name] = known | {what: fact}
             self._changed.add(path.parent)
         return fact
@@ -77,15 +77,15 @@ class KnownFiles:
         if folder not in self._folders:
             record: Mapping[str, Any] = {}
             with suppress(OSError, ValueError):  # there is none, or it is damaged
-                record = read_json(self._record_of(folder), _MOST_BYTES)
+                record = read_json(self._record_path(folder), _MOST_BYTES)
             self._folders[folder] = dict(record)
         return self._folders[folder]
 
-    def _record_of(self, folder: Path) -> Path:
+    def _record_path(self, folder: Path) -> Path:
         name = hashlib.blake2b(str(folder).encode("utf-8", "replace"), digest_size=16).hexdigest()
         return (self._cache or Path()) / f"{name}.json"
 
 
-def _same(one: os.stat_result, other: os.stat_result) -> bool:
+def _is_same_file(one: os.stat_result, other: os.stat_result) -> bool:
     same = ("st_size", "st_mtime_ns", "st_ino")
     return all(getattr(one, name) == getattr(other, name) for name in same)

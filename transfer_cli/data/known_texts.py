@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.data.documents import TITLE, TextSplit, begins_of, file_digest
+from transfer_cli.data.documents import TITLE, TextSplit, document_begins, file_digest
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.labelled import TaskData
-from transfer_cli.data.text import Only, TextData, split_of_lines, wanted
+from transfer_cli.data.text import Only, TextData, select_names, split_of_lines
 from transfer_cli.errors import DataError
 
 
@@ -33,12 +33,12 @@ class WikiText(TextData):
         named = catalog.WIKITEXT[self.name + ("-raw" if self.raw else "")]
         parts = {}
         with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
-            for part in wanted(catalog.SPLITS, only):
+            for part in select_names(catalog.SPLITS, only):
                 path = catalog.find_text(named, part, data_dir)
                 lines = partial(_wikitext_lines, path)
-                digest = known.of(path, "sha256", partial(file_digest, path))
+                digest = known.fact(path, "sha256", partial(file_digest, path))
                 whole = split_of_lines(part, lines, ["wikitext"], path.name, {path: digest})
-                whole = self._told_apart(whole, partial(begins_of, lines, TITLE), TITLE)
+                whole = self._mark_documents(whole, partial(document_begins, lines, TITLE), TITLE)
                 size = path.stat().st_size
                 parts[part] = replace(whole, size_bytes=size, about_bytes=size)
         return parts
@@ -64,12 +64,12 @@ class SampleText(TextData):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         text = sample.encyclopedia(self.world)
         return {
-            name: self._told_apart(
+            name: self._mark_documents(
                 split_of_lines(name, partial(iter, text[name]), text[name], "sample_text"),
-                partial(begins_of, partial(iter, text[name]), TITLE),
+                partial(document_begins, partial(iter, text[name]), TITLE),
                 TITLE,
             )
-            for name in wanted(text, only)
+            for name in select_names(text, only)
         }
 
 
@@ -89,13 +89,13 @@ class TaskText(TextData):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; the seed decides the splits that the task draws."""
         examples = self.task.load(data_dir, seed).splits
-        texts = {name: _task_lines(examples[name]) for name in wanted(examples, only)}
+        texts = {name: _task_lines(examples[name]) for name in select_names(examples, only)}
         return {
             name: replace(
                 split_of_lines(name, partial(iter, lines), ["task", *lines], "the task"),
                 begins=partial(itertools.repeat, object=True, times=len(lines)),
                 begins_by="line",
-                apart=self._asks,
+                apart=self._separates_documents,
             )
             for name, lines in texts.items()
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Literal
 
-from transfer_cli.errors import DataError, listed
+from transfer_cli.errors import DataError, list_names
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +33,19 @@ OTHER = "other"
 """What rare labels are called where they become one."""
 
 
-def look_over(counts: Mapping[str, int], where: str) -> None:
+def warn_of_unclear_labels(counts: Mapping[str, int], where: str) -> None:
     """Warn about names of labels that were probably not meant as they are."""
     kinds = {
         "labels that differ in no more than capitals, spaces, accents or characters without width: "
-        "{}; if they are one label, data.merge_labels=true joins them": _alike(counts),
+        "{}; if they are one label, data.merge_labels=true joins them": _alike_labels(counts),
         "{} looks like a missing label or a formula's error, and is learnt as a class; leave such "
         "rows out of the file (data.label)": [
-            f"{name!r} {counts[name]:,}" for name in counts if is_missing(name)
+            f"{name!r} {counts[name]:,}" for name in counts if is_missing_label(name)
         ],
     }
     for line, names in kinds.items():
         if names:
-            log.warning("%s: %s", where, line.format(listed(names, _MOST_SHOWN)))
+            log.warning("%s: %s", where, line.format(list_names(names, _MOST_SHOWN)))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LabelRules:
     """What becomes of spellings of a label, and of labels that few examples have.
 
     Args:
-        merge: Whether labels are one where `look_over` would warn: the commonest of them.
+        merge: Whether labels of which `warn_of_unclear_labels` warns are one: the commonest.
         least: The fewest examples of a label that is not rare.
         rare: keep: rare labels are learnt like others; drop: they are left out; other: they are
             one label, `other`. What training did not have is then left out, or `other`, too.
@@ -63,7 +63,7 @@ class LabelRules:
     least: int = 5
     rare: Literal["keep", "drop", "other"] = "keep"
 
-    def learnt(self, counts: Mapping[str, int], where: str) -> dict[str, str | None]:
+    def learnt_names(self, counts: Mapping[str, int], where: str) -> dict[str, str | None]:
         """Return what the labels of training examples are called; None: they are left out.
 
         Args:
@@ -73,11 +73,11 @@ class LabelRules:
         if self.merge:
             commonest: dict[str, str] = {}
             for label in sorted(counts, key=lambda label: -counts[label]):
-                commonest.setdefault(_folded(label), label)
-            names = {label: commonest[_folded(label)] for label in counts}
+                commonest.setdefault(_fold(label), label)
+            names = {label: commonest[_fold(label)] for label in counts}
             joined = [f"{name!r} into {to!r}" for name, to in names.items() if name != to]
             if joined:
-                log.info("%s: data.merge_labels: %s", where, listed(joined, _MOST_JOINED))
+                log.info("%s: data.merge_labels: %s", where, list_names(joined, _MOST_JOINED))
         totals = Counter[str]()
         for label, name in names.items():
             totals[str(name)] += counts[label]
@@ -104,13 +104,13 @@ class LabelRules:
             "drop": "left out, as data.rare=drop says",
             "other": "joined, as data.rare=other says",
         }
-        shown = listed((f"{name!r} {totals[name]:,}" for name in rare), _MOST_SHOWN)
+        shown = list_names((f"{name!r} {totals[name]:,}" for name in rare), _MOST_SHOWN)
         log.warning(
             "%s: labels of fewer than data.least=%d examples: %s; %s",
             where, self.least, shown, done[self.rare],
         )  # fmt: skip
 
-    def among(self, label: str, labels: Sequence[str]) -> str | None:
+    def known_name(self, label: str, labels: Sequence[str]) -> str | None:
         """Return what a label is called among those that were learnt, by the same rules.
 
         One for which there is no rule stays as it is, and None is left out.
@@ -118,7 +118,7 @@ class LabelRules:
         if label in labels:
             return label
         if self.merge:
-            same = next((known for known in labels if _folded(known) == _folded(label)), None)
+            same = next((known for known in labels if _fold(known) == _fold(label)), None)
             if same is not None:
                 return same
         return {"keep": label, "drop": None, "other": _other_among(labels)}[self.rare]
@@ -126,13 +126,13 @@ class LabelRules:
 
 def _other_among(labels: Iterable[str]) -> str:
     """Return the label that rare ones become: one that is called so, or a new one."""
-    alike = [label for label in labels if _folded(label) == _folded(OTHER)]
+    alike = [label for label in labels if _fold(label) == _fold(OTHER)]
     return alike[0] if alike and OTHER not in alike else OTHER
 
 
-def say_numbers(counts: Mapping[str, int], where: str) -> None:
+def warn_of_numbers(counts: Mapping[str, int], where: str) -> None:
     """Warn about classes that are rather numbers, or names of single texts."""
-    wanted = [name for name in counts if not is_missing(name)]
+    wanted = [name for name in counts if not is_missing_label(name)]
     numbers = [float(name.replace(",", ".")) for name in wanted if _NUMBER.fullmatch(name)]
     is_decimal = any(number % 1 for number in numbers)
     most_stars = 20  # more whole numbers than these are rather amounts than names of classes
@@ -140,18 +140,18 @@ def say_numbers(counts: Mapping[str, int], where: str) -> None:
         log.warning(
             "%s: the labels are numbers (%s) and are learnt as %d classes without an order; "
             "data=numbers objective=regression learns them as numbers",
-            where, listed(wanted, _MOST_SHOWN), len(counts),
+            where, list_names(wanted, _MOST_SHOWN), len(counts),
         )  # fmt: skip
         return
     once = [name for name, count in counts.items() if count == 1]
     if len(once) > max(_FEWEST_RARE, len(counts) / 2):
         log.warning(
             "%s: %d of %d labels occur once (%s); is that the column of the label (data.label)?",
-            where, len(once), len(counts), listed((f"{name[:80]!r}" for name in once), 3),
+            where, len(once), len(counts), list_names((f"{name[:80]!r}" for name in once), 3),
         )  # fmt: skip
 
 
-def say_differences(labels: Mapping[Any, Collection[str]]) -> None:
+def log_label_differences(labels: Mapping[Any, Collection[str]]) -> None:
     """Say in one line which labels some files have and others have not; labels are by file."""
     files_of = {
         label: [path for path in labels if label in labels[path]]
@@ -165,26 +165,26 @@ def say_differences(labels: Mapping[Any, Collection[str]]) -> None:
     if partial:
         log.info(
             "%s: labels that not each of the %d files has: %s",
-            listed(labels, 1), len(labels), listed(partial, _MOST_SHOWN),
+            list_names(labels, 1), len(labels), list_names(partial, _MOST_SHOWN),
         )  # fmt: skip
 
 
-def is_missing(name: str) -> bool:
+def is_missing_label(name: str) -> bool:
     """Return whether a label is what a program writes where there is none."""
     return name.lower() in _MISSING or bool(_FORMULA_ERROR.fullmatch(name))
 
 
-def _alike(counts: Mapping[str, int]) -> list[str]:
+def _alike_labels(counts: Mapping[str, int]) -> list[str]:
     """Return labels, with how often they are there, that are one when they are folded."""
-    folded = sorted(counts, key=lambda name: (_folded(name), name))
+    folded = sorted(counts, key=lambda name: (_fold(name), name))
     return [
         f"{first!r} {counts[first]:,} and {second!r} {counts[second]:,}"
         for first, second in pairwise(folded)
-        if _folded(first) == _folded(second)
+        if _fold(first) == _fold(second)
     ]
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     """Return a label without what people do not see or do not mind."""
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
     text = _MARKS.sub("", _BETWEEN_LETTERS.sub("", text))
@@ -193,7 +193,7 @@ def _folded(name: str) -> str:
     )
 
 
-def joined_by(labels: Sequence[str]) -> str | None:
+def label_separator(labels: Sequence[str]) -> str | None:
     """Return the mark that surely joins several names in labels: most names are in several."""
     for mark in "|;,":
         parts = [{part.strip() for part in label.split(mark)} for label in labels]

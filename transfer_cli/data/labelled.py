@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.data.split import Whole
-from transfer_cli.errors import ConfigError, DataError, at_least, listed
+from transfer_cli.errors import ConfigError, DataError, at_least, list_names
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,12 @@ class LabelledData:
 
     def source(self, split: str) -> str:
         """Return what a split comes from, for messages."""
-        return listed(self._files(split), 1) or self.name
+        return list_names(self._files(split), 1) or self.name
 
     def _files(self, split: str) -> Sequence[Path]:
         return self.files.get(split) or self.files.get("train") or ()
 
-    def numbered_as(self, labels: tuple[str, ...]) -> "LabelledData":
+    def with_label_numbers(self, labels: tuple[str, ...]) -> "LabelledData":
         """Return the same data with the numbers that `labels` have."""
         if self.labels == labels:
             return self
@@ -98,8 +98,8 @@ class LabelledData:
         if new:
             place = self._place_of(self.labels.index(new[0]))
             raise DataError(
-                f"{place}: a new label, {listed(map(repr, new))}. This run knows "
-                f"{listed(labels, 10)}, and keeps its labels: leave it out, or train a new run."
+                f"{place}: a new label, {list_names(map(repr, new))}. This run knows "
+                f"{list_names(labels, 10)}, and keeps its labels: leave it out, or train a new run."
             )
         numbers = [None if name is None else labels.index(name) for name in names.values()]
         splits = {
@@ -108,7 +108,7 @@ class LabelledData:
         if gone := [label for label, name in names.items() if name is None]:
             log.warning(
                 "%s: examples of labels that this run left out are left out: %s",
-                self.source("train"), listed(map(repr, gone), 10),
+                self.source("train"), list_names(map(repr, gone), 10),
             )  # fmt: skip
         return replace(self, labels=labels, splits=splits)
 
@@ -128,7 +128,7 @@ class Rest:
     """What `data.labelled` leaves out of the main data, as the data of a further stream."""
 
 
-def rest_of(main: LabelledData, key: str) -> LabelledData:
+def rest_data(main: LabelledData, key: str) -> LabelledData:
     """Return what `data.labelled` leaves out, without labels, as training examples."""
     if not main.rest:
         raise ConfigError(
@@ -152,17 +152,17 @@ class Submission:
     texts: tuple[str, ...]
     bounds: tuple[float, float] | None = None
 
-    def name_of(self, test: str) -> str:
+    def answers_file_name(self, test: str) -> str:
         """Return the name of the file of answers."""
         name = next((file for word, file in self.files.items() if word in Path(test).stem), None)
         if name is None:
             raise ConfigError(
-                f"input: {test!r} is called neither {listed(map(repr, self.files))}, so it does "
-                "not tell what its answers are called; name the file in output=, with .tsv"
+                f"input: {test!r} is called neither {list_names(map(repr, self.files))}, so it "
+                "does not tell what its answers are called; name the file in output=, with .tsv"
             )
         return name
 
-    def shown(self, answer: str | float) -> str:
+    def format_answer(self, answer: str | float) -> str:
         """Return an answer as it is written: a label, or a number within the bounds."""
         if self.bounds is None:
             return str(answer)

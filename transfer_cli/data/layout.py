@@ -14,8 +14,8 @@ from typing import Protocol
 
 from transfer_cli.data.encodings import WINDOWS
 from transfer_cli.data.readers import MAX_LINE_BYTES
-from transfer_cli.data.usual_names import is_known
-from transfer_cli.errors import nearest
+from transfer_cli.data.usual_names import is_usual_name
+from transfer_cli.errors import did_you_mean
 
 QUOTES = DOUBLE, BACKSLASH, LETTERS = ("double", "backslash", "none")
 """What a quote in a quoted value is written as, or that quotes are letters."""
@@ -59,14 +59,14 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.quotes is not None and self.quotes not in QUOTES:
-            close = nearest(self.quotes, QUOTES)
+            close = did_you_mean(self.quotes, QUOTES)
             raise ValueError(f"quotes is {self.quotes!r}, expected {', '.join(QUOTES)}.{close}")
         if self.header is not None and not isinstance(self.header, bool) and self.header < 1:
             raise ValueError(f"header is {self.header}, expected true, false or a line from 1.")
         if self.delimiter is not None:
             mark = DELIMITERS.get(self.delimiter, self.delimiter)
             if len(mark) != 1 or mark in '"\n\r\0':
-                close = nearest(self.delimiter, DELIMITERS)
+                close = did_you_mean(self.delimiter, DELIMITERS)
                 raise ValueError(
                     f"delimiter is {self.delimiter!r}, expected a character or one of "
                     f"{', '.join(DELIMITERS)}.{close}"
@@ -76,7 +76,7 @@ class Layout:
             try:
                 "".encode(self.encoding)
             except (LookupError, ValueError) as error:
-                close = nearest(self.encoding, ("utf-8", "utf-16", "latin-1", WINDOWS))
+                close = did_you_mean(self.encoding, ("utf-8", "utf-16", "latin-1", WINDOWS))
                 raise ValueError(
                     f"encoding is {self.encoding!r}, which Python does not know.{close}"
                 ) from error
@@ -101,13 +101,13 @@ def delimiter_name(delimiter: str) -> str:
 
 def separator_in(line: str) -> str | None:
     """Return the delimiter that a first line such as `sep=;` says, or None."""
-    said = _SEPARATOR.fullmatch(line.strip(" \r\n,;"))
+    match = _SEPARATOR.fullmatch(line.strip(" \r\n,;"))
     # The marks that are cut off may be the one that is meant.
-    said = said or _SEPARATOR.fullmatch(line.strip("\r\n"))
-    return said and said[1].replace("\\t", "\t")
+    match = match or _SEPARATOR.fullmatch(line.strip("\r\n"))
+    return match and match[1].replace("\\t", "\t")
 
 
-def delimiter_of(lines: Sequence[str], usual: str) -> str:
+def detect_delimiter(lines: Sequence[str], usual: str) -> str:
     """Return what stands between the columns of a table, from its first lines.
 
     That is what divides most rows into as many columns.
@@ -118,17 +118,17 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
     best, delimiter = (0.0, False, 0, True), usual
     for mark in DELIMITERS.values():
         rows = [row for _, row in rows_of(lines, mark)]
-        width = _usual(map(len, rows))
-        if width > 1 and not (len(rows[0]) == 1 and is_known(rows[0][0])):
+        width = _most_common(map(len, rows))
+        if width > 1 and not (len(rows[0]) == 1 and is_usual_name(rows[0][0])):
             share = sum(len(row) == width for row in rows) / len(rows)
-            is_named = any(map(is_known, (cell for row in rows[:_MOST_ABOVE] for cell in row)))
+            is_named = any(map(is_usual_name, (cell for row in rows[:_MOST_ABOVE] for cell in row)))
             score = (share, is_named, width, mark == usual)
             if score > best:
                 best, delimiter = score, mark
     return delimiter
 
 
-def quotes_of(lines: Sequence[str], delimiter: str) -> str:
+def detect_quotes(lines: Sequence[str], delimiter: str) -> str:
     """Return what quotes mean in a table: what makes most lines rows of equal width.
 
     Where they are letters, all lines are rows, and cells that begin with one rarely end with one.
@@ -144,7 +144,7 @@ def quotes_of(lines: Sequence[str], delimiter: str) -> str:
     return max(shares, key=lambda quotes: (shares[quotes], quotes == DOUBLE))
 
 
-def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
+def detect_beginning(rows: Rows, wanted: Collection[str]) -> Beginning:
     """Return where a table begins and whether it has a header.
 
     Rows above a header hold less than others do, such as a title; a row that is named as columns
@@ -154,7 +154,7 @@ def beginning_of(rows: Rows, wanted: Collection[str]) -> Beginning:
         return Beginning()
     cells = [row for _, row in rows]
     widths = [sum(map(bool, map(str.strip, row))) for row in cells]
-    width, length = _usual(widths), _usual(map(len, cells))
+    width, length = _most_common(widths), _most_common(map(len, cells))
     for at, (line, row) in enumerate(rows[:_MOST_ABOVE]):
         above = all(_is_above(row, width, length) for row in cells[:at])
         num_known = _num_known(row, cells[at + 1 :], wanted)
@@ -181,7 +181,7 @@ def has_header(rows: Sequence[Sequence[str]], wanted: Collection[str]) -> bool |
     if repeated * sum(list(other) == list(first) for other in others) > len(others):
         return False
     # Columns without a name say nothing: numbers of rows, or nothing at all.
-    below = _below(first, others)
+    below = _cells_below(first, others)
     named = [(cell, cells) for cell, cells in zip(first, below, strict=True) if cell.strip()]
     names = [cell for cell, cells in named if cell not in cells and _may_be_name(cell)]
     if not names or len(set(names)) < len(named):
@@ -190,7 +190,7 @@ def has_header(rows: Sequence[Sequence[str]], wanted: Collection[str]) -> bool |
         return _heads_texts(names[0], below[0])
     if len(named) < len(first) and all(len(cell.split()) == 1 for cell in names):
         return True
-    return any(map(_is_unlike, names, [cells for _, cells in named])) or None
+    return any(map(_is_surely_name, names, [cells for _, cells in named])) or None
 
 
 def rows_of(
@@ -220,7 +220,7 @@ def _sound_share(lines: Sequence[str], delimiter: str, quotes: str) -> float:
     return max(widths.values(), default=0) / max(len(lines), 1)
 
 
-def _usual(numbers: Iterable[int]) -> int:
+def _most_common(numbers: Iterable[int]) -> int:
     return max(Counter(numbers).most_common(1), default=(0, 0))[0]
 
 
@@ -232,14 +232,14 @@ def _is_above(row: Sequence[str], width: int, length: int) -> bool:
 
 def _num_known(row: Sequence[str], others: Sequence[Sequence[str]], wanted: Collection[str]) -> int:
     """Return how many cells are names of columns that are asked for, or as people call them."""
-    below = _below(row, others)
+    below = _cells_below(row, others)
     return sum(
-        cell in wanted or (is_known(cell) and cell not in cells)
+        cell in wanted or (is_usual_name(cell) and cell not in cells)
         for cell, cells in zip(row, below, strict=True)
     )
 
 
-def _below(row: Sequence[str], others: Sequence[Sequence[str]]) -> list[list[str]]:
+def _cells_below(row: Sequence[str], others: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the cells below each of a row, but for those of rows that are the same."""
     differing = [other for other in others if list(other) != list(row)]
     return [[other[at] for other in differing if at < len(other)] for at in range(len(row))]
@@ -253,7 +253,7 @@ def _heads_texts(cell: str, below: Sequence[str]) -> bool | None:
     return None if len(cell.split()) == 1 or num_words >= 2 * len(cell.split()) else False
 
 
-def _is_unlike(cell: str, below: Sequence[str]) -> bool:
+def _is_surely_name(cell: str, below: Sequence[str]) -> bool:
     """Return whether a cell is surely no value: numbers, long or the same texts are below it."""
     if len(below) > 1 and all(_NUMBER.fullmatch(text.strip()) for text in below):
         return True

@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 MAX_PARTS = 100
 """Of a chain of normalizers, of pre-tokenizers, of decoders, of a template."""
 
-MAX_CHAIN = 4096
+MAX_CHAIN_GROWTH = 4096
 """What the parts of a chain may make of one character together: those of ALBERT's, 648, if there
 were a letter that all of them lengthen."""
 
 MAX_GROWTH = 4
-"""How many bytes a batch of texts may become for each of its own, beside `_SMALL`. The library
+"""How many bytes a batch of texts may become for each of its own, beside `_UNMEASURED`. The library
 takes some forty for each that they become."""
 
-_SMALL = 2**24
+_UNMEASURED = 2**24
 """Characters that texts may become without being measured: some hundred MiB at most."""
 
-_PART = 1024
+_MEASURED_CHARACTERS = 1024
 """Characters of a text that are measured at once."""
 
-_UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12}
+_UNICODE_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12}
 """What Unicode makes of one character at most; BERT's may put spaces around it, too."""
 
 _BYTES_OF_CHARACTER = 4
@@ -62,19 +62,19 @@ class TextGrowth:
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, data: Mapping[str, Any]) -> "TextGrowth":
         """Return that of a tokenizer whose file `check_growth` has let through."""
-        return cls(backend.normalizer, _product(list(_parts(data.get("normalizer")))))
+        return cls(backend.normalizer, _chain_growth(list(_chain_parts(data.get("normalizer")))))
 
     def check(self, texts: Sequence[str]) -> None:
         """Refuse texts that would become too long."""
-        if self.normalizer is None or sum(map(len, texts)) * self.most <= _SMALL:
+        if self.normalizer is None or sum(map(len, texts)) * self.most <= _UNMEASURED:
             return
         size = grown = 0
         for text in texts:
-            for start in range(0, len(text), _PART):
-                part = text[start : start + _PART].encode("utf-8", "replace")
+            for start in range(0, len(text), _MEASURED_CHARACTERS):
+                part = text[start : start + _MEASURED_CHARACTERS].encode("utf-8", "replace")
                 size += len(part)
                 grown += len(self.normalizer.normalize_str(part.decode()).encode())
-                if grown > MAX_GROWTH * size + _SMALL:
+                if grown > MAX_GROWTH * size + _UNMEASURED:
                     raise UnreadableError(
                         f"its normalizers make {grown:,} bytes of {size:,}, in a text of "
                         f"{len(text):,} characters; leave that text out, or break it"
@@ -84,16 +84,16 @@ class TextGrowth:
 def check_growth(data: Mapping[str, Any]) -> None:
     """Refuse the content of a `tokenizer.json` that would make too much of a text."""
     chains = {
-        name: list(_parts(data.get(name)))
+        name: list(_chain_parts(data.get(name)))
         for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")
     }
     # How many characters a part may put in place of one. The longest that Unicode has are 18.
     max_step = 64
     for name, nodes in chains.items():
         if len(nodes) > MAX_PARTS:
-            raise UnreadableError(f"its {name} has {len(nodes):,} parts, expected {MAX_PARTS}")
-        most = _product(nodes)
-        if most > MAX_CHAIN or max(map(_most, nodes), default=1) > max_step:
+            raise UnreadableError(f"its {name} has {len(nodes):,} parts, the most is {MAX_PARTS}")
+        most = _chain_growth(nodes)
+        if most > MAX_CHAIN_GROWTH or max(map(_max_growth, nodes), default=1) > max_step:
             raise UnreadableError(
                 f"its {name} makes up to {most:,} characters of one; no text is encoded with it"
             )
@@ -107,7 +107,7 @@ def check_growth(data: Mapping[str, Any]) -> None:
     added = data.get("added_tokens")
     names = [token for token in added or () if isinstance(token, dict) and token.get("normalized")]
     size = sum(len(str(token.get("content"))) for token in names)
-    if size * _product(chains["normalizer"]) > _SMALL:
+    if size * _chain_growth(chains["normalizer"]) > _UNMEASURED:
         raise UnreadableError("its normalizers make too much of its added tokens")
 
 
@@ -122,7 +122,7 @@ def _check_template(pieces: Any) -> None:
         )
 
 
-def _parts(node: Any) -> Iterator[Mapping[str, Any]]:
+def _chain_parts(node: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the parts of a chain, also of chains in it, in order."""
     if not isinstance(node, dict):
         return
@@ -130,19 +130,19 @@ def _parts(node: Any) -> Iterator[Mapping[str, Any]]:
               if isinstance(node.get(key), list)]  # fmt: skip
     if inside:
         for part in chain.from_iterable(inside):
-            yield from _parts(part)
+            yield from _chain_parts(part)
     else:
         yield node
 
 
-def _product(nodes: Sequence[Mapping[str, Any]]) -> int:
+def _chain_growth(nodes: Sequence[Mapping[str, Any]]) -> int:
     product = 1
     for node in nodes:
-        product *= _most(node)
+        product *= _max_growth(node)
     return product
 
 
-def _most(node: Mapping[str, Any]) -> int:
+def _max_growth(node: Mapping[str, Any]) -> int:
     """Return how many characters a part makes of one at most."""
     kind = node.get("type")
     if kind == "Replace":
@@ -153,7 +153,7 @@ def _most(node: Mapping[str, Any]) -> int:
         return max(1, len(str(node.get("prepend"))))
     if kind == "ByteLevel":
         return _BYTES_OF_CHARACTER
-    return _UNICODE.get(str(kind), 1)
+    return _UNICODE_GROWTH.get(str(kind), 1)
 
 
 def _most_replaced(pattern: Any, content: str) -> int:
@@ -232,7 +232,7 @@ class LibraryTokenizer(Tokenizer):
             self._pieces[token] = piece
         self.starts_word = _starts_word(self._pieces, self.special, data["model"])
 
-        first, self.begin, self.separators = _around_texts(data["post_processor"], vocabulary)
+        first, self.begin, self.separators = _template_tokens(data["post_processor"], vocabulary)
         self.before_text = first
         self.ends_texts = names["sep"] in _ENDS_OF_TEXT
         self._splits_at_spaces = _splits_at_spaces(data)
@@ -248,7 +248,7 @@ class LibraryTokenizer(Tokenizer):
 
     def __reduce__(self) -> tuple[Callable[..., "LibraryTokenizer"], tuple[str, str]]:
         """Let another process have it."""
-        return _of_file, (self._backend.to_str(), self._source)
+        return _from_json, (self._backend.to_str(), self._source)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
@@ -275,8 +275,8 @@ class LibraryTokenizer(Tokenizer):
         encoded = []
         for text, other, encoding in zip(texts, named, encodings, strict=True):
             ids = [self.unk if t in self._leaking else t for t in encoding.ids]
-            at = range(len(text) + 1) if other == text else _places(text, self._unknown)
-            spans = [_trimmed(text, at[start], at[end]) for start, end in encoding.offsets]
+            at = range(len(text) + 1) if other == text else _original_places(text, self._unknown)
+            spans = [_trim_span(text, at[start], at[end]) for start, end in encoding.offsets]
             encoded.append((ids, spans))
         return encoded
 
@@ -284,11 +284,11 @@ class LibraryTokenizer(Tokenizer):
         texts = [text.encode("utf-8", "replace").decode() for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
             self._growth.check(texts)
-            encodings = self._marked.encode_batch(texts, add_special_tokens=False)
+            encodings = self._special_backend.encode_batch(texts, add_special_tokens=False)
         return [(encoding.ids, [start for start, _ in encoding.offsets]) for encoding in encodings]
 
     @cached_property
-    def _marked(self) -> tokenizers.Tokenizer:
+    def _special_backend(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(self._backend.to_str())
 
     def units(self, line: str) -> list[str]:
@@ -352,7 +352,7 @@ class LibraryTokenizer(Tokenizer):
             return cls(tokenizers.Tokenizer.from_str(text), str(path))
 
 
-def _of_file(text: str, source: str) -> LibraryTokenizer:
+def _from_json(text: str, source: str) -> LibraryTokenizer:
     return LibraryTokenizer(tokenizers.Tokenizer.from_str(text), source)
 
 
@@ -438,7 +438,7 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
     return data | {"added_tokens": added, "truncation": None, "padding": None}
 
 
-def _around_texts(
+def _template_tokens(
     processor: dict[str, Any] | None, vocabulary: dict[str, int]
 ) -> tuple[int | None, int | None, int]:
     """Return the token before a text, if none is behind it again, and how many are between two.
@@ -482,7 +482,7 @@ def _starts_word(
     return starts_word
 
 
-def _places(text: str, unknown: str) -> list[int]:
+def _original_places(text: str, unknown: str) -> list[int]:
     """Return the index that each character, and the end, had before `UNKNOWN` was replaced."""
     places: list[int] = []
     at = 0
@@ -495,7 +495,7 @@ def _places(text: str, unknown: str) -> list[int]:
     return [*places[: len(places) - len(unknown)], len(text)]
 
 
-def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+def _trim_span(text: str, start: int, end: int) -> tuple[int, int]:
     part = text[start:end].lstrip()
     return end - len(part), end - len(part) + len(part.rstrip())
 
@@ -508,11 +508,11 @@ def _splits_at_spaces(data: dict[str, Any]) -> bool:
         data["model"]["type"] == "WordPiece"
         and (data["normalizer"] or {}).get("type") in (None, "BertNormalizer")
         and parts[0].get("type") in ("BertPreTokenizer", "WhitespaceSplit")
-        and _are_known(data["added_tokens"])
+        and _has_only_our_tokens(data["added_tokens"])
     )
 
 
-def _are_known(added: list[dict[str, Any]]) -> bool:
+def _has_only_our_tokens(added: list[dict[str, Any]]) -> bool:
     """Return whether the added tokens are ours, of which a text has none but the unknown one."""
     known = {SENTINEL.format(number) for number in range(len(added))}
     return len([token for token in added if token["content"] not in known]) == len(_NAMES)
@@ -520,9 +520,7 @@ def _are_known(added: list[dict[str, Any]]) -> bool:
 
 def _is_byte_level(data: dict[str, Any]) -> bool:
     """Return whether a space is part of the word behind it, so that a first word may lack one."""
-    splitter = data["pre_tokenizer"] or {}
-    parts = splitter.get("pretokenizers", [splitter])
-    return any(part.get("type") == "ByteLevel" for part in parts)
+    return any(part.get("type") == "ByteLevel" for part in _chain_parts(data["pre_tokenizer"]))
 
 
 def _marks_spaces(data: dict[str, Any]) -> bool:
@@ -534,5 +532,5 @@ def _marks_spaces(data: dict[str, Any]) -> bool:
         and splitter.get("type") == "ByteLevel"
         and bool(splitter["add_prefix_space"])
         and bool(splitter.get("use_regex", True))
-        and _are_known(data["added_tokens"])
+        and _has_only_our_tokens(data["added_tokens"])
     )

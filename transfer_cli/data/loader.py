@@ -46,17 +46,17 @@ class StepDataLoader:
     world_size: int = 1
 
     def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
-        """Yield each step's micro-batches, as `at` returns them."""
-        yield from map(self.at, itertools.count(self.first()))
+        """Yield each step's micro-batches, as `load` returns them."""
+        yield from map(self.load, itertools.count(self.first()))
 
-    def at(self, step: int) -> list[dict[str, Batch]]:
+    def load(self, step: int) -> list[dict[str, Batch]]:
         """Return one step's micro-batches: of each a batch under the name of its stream.
 
         Each process has its shard of the step's examples, and as many micro-batches as any other,
         since all take part in every exchange. `IdleBatch`es make up for missing ones, also of a
         stream that has fewer than another: the last micro-batch is the one that is exchanged.
         """
-        drawn, visit = (MAIN, step) if self.mixture is None else self.mixture.at(step)
+        drawn, visit = (MAIN, step) if self.mixture is None else self.mixture.draw(step)
         joining = [name for name, stream in self.streams.items() if stream.joins_main]
         names = [drawn, *(joining if drawn == MAIN else ())]
         indices = {name: self.streams[name].sampler.indices(visit) for name in names}
@@ -66,17 +66,16 @@ class StepDataLoader:
         )
         batches: list[dict[str, Batch]] = [{} for _ in range(most)]
         for name, examples in indices.items():
-            load = partial(
-                _of_epoch, self.streams[name], self.streams[name].sampler.epoch_of(visit)
-            )
+            stream = self.streams[name]
+            load_batch = partial(_load_batch, stream, stream.sampler.epoch_of(visit))
             parts = micro_batches(shard(examples, self.rank, self.world_size), self.micro_batch)
             for number, micro in enumerate(batches):
                 if number < len(parts):
-                    micro[name] = load(parts[number])
+                    micro[name] = load_batch(parts[number])
                 elif self.world_size > 1:
-                    micro[name] = IdleBatch(load(examples[:1]))
+                    micro[name] = IdleBatch(load_batch(examples[:1]))
         return batches
 
 
-def _of_epoch(stream: Stream, epoch: int, indices: np.ndarray) -> Batch:
+def _load_batch(stream: Stream, epoch: int, indices: np.ndarray) -> Batch:
     return {**stream.data.batch(indices), "epoch": torch.full((len(indices),), epoch)}

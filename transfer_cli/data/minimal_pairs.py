@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transfer_cli.data.cloze import MinimalPair, PairsOfSentences
-from transfer_cli.data.documents import expand
+from transfer_cli.data.documents import expand_paths
 from transfer_cli.data.json_tables import json_rows
-from transfer_cli.data.readers import numbered_lines
+from transfer_cli.data.readers import format_of, numbered_lines
 from transfer_cli.data.records import text_of
 from transfer_cli.errors import DataError, between
 
@@ -33,15 +33,15 @@ class MinimalPairs(PairsOfSentences):
 
     def load(self) -> list[MinimalPair]:
         pairs: list[MinimalPair] = []
-        for path in expand(self.files):
-            read = self._objects if path.suffix == ".jsonl" else _cells
+        for path in expand_paths(self.files):
+            read = self._read_json_lines if format_of(path) == "jsonl" else _read_tab_separated
             before = len(pairs)
             pairs += read(path)
             if len(pairs) == before:
                 raise DataError(f"{path} has no pairs.")
         return pairs
 
-    def _objects(self, path: Path) -> Iterator[MinimalPair]:
+    def _read_json_lines(self, path: Path) -> Iterator[MinimalPair]:
         name = str(path)
         for record in json_rows(path):
             group = record.fields.get(self.group, "")
@@ -56,7 +56,7 @@ class MinimalPairs(PairsOfSentences):
                 yield MinimalPair(good, bad, about)
 
 
-def _cells(path: Path) -> Iterator[MinimalPair]:
+def _read_tab_separated(path: Path) -> Iterator[MinimalPair]:
     for number, line in numbered_lines(path):
         cells = line.split("\t")
         if not line.strip():
@@ -78,7 +78,7 @@ _NOUNS = (
 _PREPOSITIONS = ("near", "behind", "next to")
 _VERBS = (("is", "are", "here."), ("was", "were", "old."), ("has", "have", "a name."))
 
-MOST_MADE = 100_000
+MAX_PAIRS = 100_000
 """Pairs of each group: all are in memory."""
 
 AGREEMENT = {"none": (0, False), "same": (1, False), "other": (1, True), "two others": (2, True)}
@@ -99,17 +99,17 @@ class Agreement(PairsOfSentences):
     pairs: int = 60
 
     def __post_init__(self) -> None:
-        between("pairs", self.pairs, 1, MOST_MADE)
+        between("pairs", self.pairs, 1, MAX_PAIRS)
 
     def load(self) -> list[MinimalPair]:
         return [
-            _agreeing(number, group, *AGREEMENT[group])
+            _agreement_pair(number, group, *AGREEMENT[group])
             for group in AGREEMENT
             for number in range(self.pairs)
         ]
 
 
-def _agreeing(number: int, group: str, between: int, is_other: bool) -> MinimalPair:  # noqa: FBT001
+def _agreement_pair(number: int, group: str, between: int, is_other: bool) -> MinimalPair:  # noqa: FBT001
     """Return the pair of a number: subjects, verbs and prepositions take turns."""
     plural = number % 2
     subject = _NOUNS[number // 2 % len(_NOUNS)]

@@ -15,7 +15,7 @@ from transfer_cli.seeds import derive
 MAIN = "main"
 """The stream of the task that the run is for."""
 
-FIRST_POWER, FALL = 1.0, 0.8
+FIRST_POWER, POWER_FALL = 1.0, 0.8
 """Annealed sampling starts proportional and ends at 0.2 (Stickland and Murray 2019)."""
 
 
@@ -58,7 +58,7 @@ class Mixture:
         # Sorted, so that the order of streams in a config does not matter.
         self._names = tuple(sorted(sizes))
         epochs = -(-total // steps_per_epoch)
-        powers = annealed(epochs) if anneal else np.full(epochs, power)
+        powers = annealed_powers(epochs) if anneal else np.full(epochs, power)
         # The upper end in [0, 1) of the part of each stream but the last, in each epoch.
         shares = [probabilities(sizes, exponent) for exponent in powers]
         limits_ES = np.cumsum([[share[n] for n in self._names] for share in shares], axis=1)[:, :-1]
@@ -72,7 +72,7 @@ class Mixture:
             drawn = self._streams == number
             self._visits[drawn] = np.arange(drawn.sum())
 
-    def at(self, step: int) -> tuple[str, int]:
+    def draw(self, step: int) -> tuple[str, int]:
         """Return a step's stream and how many earlier steps drew it; steps are counted from 0."""
         if not 0 <= step < self.total:
             raise IndexError(f"step {step} of a mixture for {self.total} steps")
@@ -97,12 +97,12 @@ def probabilities(sizes: Mapping[str, int], power: float) -> dict[str, float]:
     return {name: height / sum(heights.values()) for name, height in heights.items()}
 
 
-def annealed(epochs: int) -> np.ndarray:
+def annealed_powers(epochs: int) -> np.ndarray:
     """Return the power in each epoch; a single epoch has the first power."""
-    return FIRST_POWER - FALL * np.arange(epochs) / max(1, epochs - 1)
+    return FIRST_POWER - POWER_FALL * np.arange(epochs) / max(1, epochs - 1)
 
 
-def mixed_epoch(
+def mixture_epoch_steps(
     sizes: Mapping[str, int], main_steps: int, *, power: float = 0.5, anneal: bool = False
 ) -> int:
     """Return the steps in an epoch of a mixture: as many as pass once over the main data.
@@ -110,5 +110,5 @@ def mixed_epoch(
     `main_steps` are those of an epoch of the main stream alone. Annealing is counted with the mean
     power, so the result is then approximate. For other arguments and errors see `Mixture`.
     """
-    share = probabilities(sizes, FIRST_POWER - FALL / 2 if anneal else power)[MAIN]
+    share = probabilities(sizes, FIRST_POWER - POWER_FALL / 2 if anneal else power)[MAIN]
     return max(1, round(main_steps / share))

@@ -28,8 +28,8 @@ def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
     """
     before = 0
     for part in sorted(path.glob("*.parquet")) or [path]:
-        parquet = library(part, "pyarrow.parquet")
-        with faults(part), parquet.ParquetFile(part) as file:
+        parquet = import_library(part, "pyarrow.parquet")
+        with as_data_errors(part), parquet.ParquetFile(part) as file:
             names = file.schema_arrow.names
             check_columns(names, str(part))
             classes = _class_names(file.schema_arrow.metadata or {})
@@ -37,10 +37,10 @@ def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
             needed = every & {only, str(only).partition(".")[0]}
             at_once = _rows_at_once(file.metadata, part, needed or every, before)
             batches = file.iter_batches(at_once, columns=list(needed) or None)
-            for number, row in enumerate(_bounded(batches, part, before), before + 1):
-                fields = {name: _plain(value) for name, value in row.items()}
+            for number, row in enumerate(_bounded_rows(batches, part, before), before + 1):
+                fields = {name: _json_value(value) for name, value in row.items()}
                 for name in classes.keys() & fields.keys():
-                    fields[name] = _named(fields[name], classes[name])
+                    fields[name] = _class_name(fields[name], classes[name])
                 yield Record(number, fields)
             before += file.metadata.num_rows
 
@@ -65,7 +65,7 @@ def _rows_at_once(metadata: Any, path: Path, names: set[str], before: int) -> in
     return max(_FEWEST_AT_ONCE, min(_ROWS_AT_ONCE, 8 * MAX_LINE_BYTES // max(largest, 1)))
 
 
-def _bounded(batches: Iterable[Any], path: Path, before: int) -> Iterator[dict[str, Any]]:
+def _bounded_rows(batches: Iterable[Any], path: Path, before: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of batches, of which none is too long."""
     for batch in batches:
         is_short = batch.nbytes <= MAX_LINE_BYTES
@@ -91,21 +91,21 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     return names
 
 
-def _named(value: object, names: list[str]) -> object:
+def _class_name(value: object, names: list[str]) -> object:
     if isinstance(value, list):
-        return [_named(number, names) for number in value]
+        return [_class_name(number, names) for number in value]
     if not isinstance(value, int):
         return value
     return names[value] if 0 <= value < len(names) else None
 
 
-def _plain(value: object) -> object:
+def _json_value(value: object) -> object:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     return json.loads(json.dumps(value, default=str))
 
 
-def library(path: Path, name: str) -> Any:
+def import_library(path: Path, name: str) -> Any:
     """Import what reads a file, which is there and not empty."""
     check_readable(path)
     try:
@@ -118,7 +118,7 @@ def library(path: Path, name: str) -> Any:
 
 
 @contextmanager
-def faults(path: Path) -> Iterator[None]:
+def as_data_errors(path: Path) -> Iterator[None]:
     """Have what a library raises become a `DataError`."""
     try:
         with warnings.catch_warnings(action="ignore"):

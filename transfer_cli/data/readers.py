@@ -27,10 +27,10 @@ from typing import BinaryIO, Protocol
 import zstandard
 
 from transfer_cli.data import encodings
-from transfer_cli.data.encodings import encoding_of
+from transfer_cli.data.encodings import detect_encoding
 from transfer_cli.data.packed import PACKINGS, Unpacked
-from transfer_cli.errors import DataError, nearest
-from transfer_cli.safe_files import check_no_pointer, printable
+from transfer_cli.errors import DataError, did_you_mean
+from transfer_cli.safe_files import check_no_lfs_pointer, printable
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ TABLE_FORMATS = ("csv", "tsv", "jsonl")
 SHEET_FORMATS = ("parquet", "xlsx")
 """Tables that are not made of lines: see `sheets`."""
 
-LOOKED_AT_BYTES = 2**22
+PEEKED_BYTES = 2**22
 """So much of the beginning of a file is looked at."""
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -82,22 +82,22 @@ def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[in
     """Yield (line number from 1, line without its end) of a text file, plain or packed."""
     name = str(path)
     with closing(open_file(path)) as file:
-        source = _told(file, name, encoding)
+        source = _open_source(file, name, encoding)
         yield from sound_lines(all_lines(source.stream, name, source.encoding))
 
 
-def _told(file: BinaryIO, name: str, encoding: str | None) -> "LineSource":
-    start, whole = looked_at(file, LOOKED_AT_BYTES, name)
-    source = recognised(start, whole, name, encoding)
-    if source.said:
-        _tell(name, source.said)
+def _open_source(file: BinaryIO, name: str, encoding: str | None) -> "LineSource":
+    start, whole = peek(file, PEEKED_BYTES, name)
+    source = recognise_source(start, whole, name, encoding)
+    if source.note:
+        _log_reading(name, source.note)
     return source
 
 
 @cache
-def _tell(name: str, said: str) -> None:
+def _log_reading(name: str, note: str) -> None:
     """Say how a text is read, once: it is read several times."""
-    log.info("%s: %s", printable(name), said)
+    log.info("%s: %s", printable(name), note)
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -146,19 +146,19 @@ def check_readable(path: Path) -> None:
         ) from error
     try:
         if not path.exists():
-            raise _missing(path)
+            raise _missing_file_error(path)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, expected a file.{saved_by_datasets(path)}")
+            raise DataError(f"{path} is a folder, expected a file.{datasets_folder_hint(path)}")
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty.")
         if path.is_file():  # a pipe can be read only once
             with path.open("rb") as file:
-                check_no_pointer(file.read(64))
+                check_no_lfs_pointer(file.read(64))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}).") from error
 
 
-def too_long(name: object, line: int) -> DataError:
+def too_long_error(name: object, line: int) -> DataError:
     """Return the error of a line or row that is longer than one may be."""
     return DataError(
         f"{name}, line {line}: longer than {MAX_LINE_BYTES // 2**20} MiB. Is this text?"
@@ -168,7 +168,7 @@ def too_long(name: object, line: int) -> DataError:
 def check_length(size: int, name: object, line: int) -> None:
     """Raise `DataError` if a row has more than so many bytes or characters."""
     if size > MAX_LINE_BYTES:
-        raise too_long(name, line)
+        raise too_long_error(name, line)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -182,10 +182,10 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
-def unknown_format(path: Path, keys: str) -> DataError:
+def unknown_format_error(path: Path, keys: str) -> DataError:
     """Return what to say of a file whose name does not tell its format."""
     with closing(open_file(path)) as file:
-        start = file.read(_LONGEST_MARK)
+        start, _ = peek(file, _LONGEST_MARK, str(path))
     _check_is_text(start, str(path))
     if start.startswith(b"__label__"):
         source, table = shlex.quote(str(path)), shlex.quote(f"{path}.tsv")
@@ -209,8 +209,11 @@ def count_lines(path: Path) -> int | None:
         return None
     count, last = 0, b"\n"
     with open_file(path) as file:
-        while chunk := file.read(2**20):
-            count, last = count + chunk.count(b"\n"), chunk
+        try:
+            while chunk := file.read(2**20):
+                count, last = count + chunk.count(b"\n"), chunk
+        except UNREADABLE as error:
+            raise damaged_file_error(path, count + 1, error) from error
     return count + (not last.endswith(b"\n"))
 
 
@@ -220,7 +223,7 @@ def suffix_of(path: Path) -> str:
     return name.suffix.lower()
 
 
-def saved_by_datasets(folder: Path) -> str:
+def datasets_folder_hint(folder: Path) -> str:
     """Return how to read a folder that the library `datasets` has saved; "" for others."""
     splits = sorted(part.parent.name for part in folder.glob("*/state.json"))
     if not splits and not (folder / "state.json").exists():
@@ -232,7 +235,7 @@ def saved_by_datasets(folder: Path) -> str:
     return f" The library datasets has saved it; python -c {typed} writes a file."
 
 
-def _missing(path: Path) -> DataError:
+def _missing_file_error(path: Path) -> DataError:
     if has_magic(path.name):
         return DataError(
             f"{path} does not exist; a pattern of names is read in data.train and the like."
@@ -241,7 +244,7 @@ def _missing(path: Path) -> DataError:
         return DataError(f"{path} is a link to {path.readlink()}, which does not exist.")
     folder = next(parent for parent in path.parents if parent.is_dir())
     name = path.relative_to(folder).parts[0]
-    hint = nearest(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)
+    hint = did_you_mean(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)
     place = f" (in {folder})" if hint else ""
     return DataError(f"{path} does not exist.{hint}{place}")
 
@@ -277,12 +280,12 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
             break
         number += 1
         if len(raw) > MAX_LINE_BYTES:
-            yield number, BrokenLine.of("", too_long(name, number))
+            yield number, BrokenLine.of("", too_long_error(name, number))
             # Only now: a caller that stops here does not wait for the end of the line.
             while raw and not raw.endswith(b"\n"):
                 raw = read_line(stream, name, number)
             continue
-        yield number, decoded(without_end(raw), name, number, encoding)
+        yield number, decode_line(without_end(raw), name, number, encoding)
     if number == 0:
         raise DataError(f"{name} is empty.")
 
@@ -296,18 +299,22 @@ def read_line(stream: LineStream, name: str, number: int, most: int = MAX_LINE_B
     """Return the next line, or its first bytes where it has more than `most`."""
     try:
         return stream.readline(most)
-    except _UNREADABLE as error:
-        raise DataError(
-            f"{name}, line {number}: cannot be read on ({error}). Is the file damaged or cut off?"
-        ) from error
+    except UNREADABLE as error:
+        raise damaged_file_error(name, number, error) from error
 
 
-_UNREADABLE = (
+def damaged_file_error(name: object, line: int, error: Exception) -> DataError:
+    """Return the error of a file of which no more can be read."""
+    problem = f"cannot be read on ({error}). Is the file damaged or cut off?"
+    return DataError(f"{name}, line {line}: {problem}")
+
+
+UNREADABLE = (
     OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError, zstandard.ZstdError
 )  # fmt: skip
 
 
-class _LookedAt(io.RawIOBase):
+class _PeekedStream(io.RawIOBase):
     """Bytes that were read already, and those that follow."""
 
     def __init__(self, start: bytes, rest: BinaryIO) -> None:
@@ -323,28 +330,26 @@ class _LookedAt(io.RawIOBase):
         return len(content)
 
 
-def looked_at(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedReader]:
+def peek(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedReader]:
     """Return the first bytes of a stream, and a stream that has them still."""
     try:
         start = stream.read(size)
-    except _UNREADABLE as error:
-        raise DataError(
-            f"{name}, line 1: cannot be read on ({error}). Is the file damaged or cut off?"
-        ) from error
-    return start, io.BufferedReader(_LookedAt(start, stream), _BUFFER_BYTES)
+    except UNREADABLE as error:
+        raise damaged_file_error(name, 1, error) from error
+    return start, io.BufferedReader(_PeekedStream(start, stream), _BUFFER_BYTES)
 
 
 @dataclass(frozen=True)
 class LineSource:
-    """A file as lines: its first bytes, all of it, and what was recognised (`said`, or "")."""
+    """A file as lines: its first bytes, all of it, and what was recognised (`note`, or "")."""
 
     start: bytes
     stream: LineStream
     encoding: str
-    said: str = ""
+    note: str = ""
 
 
-def recognised(
+def recognise_source(
     start: bytes, stream: LineStream, name: str, encoding: str | None, key: str | None = None
 ) -> LineSource:
     """Return a file in an encoding whose lines end with a byte.
@@ -355,9 +360,9 @@ def recognised(
         key: What is typed to say it; None: nothing, a text has to be in UTF-8.
     """
     _check_is_text(start, name)
-    said = ""
+    note = ""
     if encoding is None:
-        reading, *others = encoding_of(start)
+        reading, *others = detect_encoding(start)
         encoding = reading.encoding
         if others:
             ways = " or ".join(f"{way.encoding} ({way.sample!r})" for way in (reading, *others))
@@ -365,9 +370,9 @@ def recognised(
             raise DataError(f"{name} is not UTF-8; it may be {ways}. {cure}, if that is right.")
         if encoding != "utf-8":
             sample = f" ({reading.sample!r})" if reading.sample else ""
-            said = f"read as {encodings.shown(encoding)}{sample}"
+            note = f"read as {encodings.encoding_label(encoding)}{sample}"
     if not isinstance(stream, io.BufferedReader):  # a pipe, whose lines may come slowly
-        return LineSource(start, stream, encoding, said)
+        return LineSource(start, stream, encoding, note)
     if encodings.is_wide(encoding):
         start = start.decode(encoding, errors="ignore").encode()
         stream, encoding = _with_line_ends(stream, encoding, "utf-8", ""), "utf-8"
@@ -376,7 +381,7 @@ def recognised(
     if alone > start.count(b"\n"):
         stream = _with_line_ends(stream, "latin-1", "latin-1", None)
         start = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    return LineSource(start, stream, encoding, said)
+    return LineSource(start, stream, encoding, note)
 
 
 def _check_is_text(start: bytes, name: str) -> None:
@@ -426,7 +431,7 @@ def _with_line_ends(
     return io.BufferedReader(_Recoded(text, to), _BUFFER_BYTES)
 
 
-def decoded(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
+def decode_line(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
     """Return the text of a line, a `BrokenLine` where it cannot be read."""
     if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{name}, line 1: begins as UTF-16 does. Save the file as UTF-8.")
@@ -469,14 +474,14 @@ def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file, plain or packed, without their ends."""
     name = str(path)
     with closing(open_file(path)) as file:
-        source = _told(file, name, None)
+        source = _open_source(file, name, None)
         stream = source.stream
         if source.encoding != "utf-8" and isinstance(stream, io.BufferedReader):
             stream = _with_line_ends(stream, source.encoding, "utf-8", "")
-        yield from _lines(stream, name)
+        yield from _running_lines(stream, name)
 
 
-def _lines(stream: LineStream, name: str) -> Iterator[str]:
+def _running_lines(stream: LineStream, name: str) -> Iterator[str]:
     number = 0
     while raw := read_line(stream, name, number + 1, _LONGEST):
         is_long = len(raw) == _LONGEST and not raw.endswith(b"\n")
@@ -484,21 +489,21 @@ def _lines(stream: LineStream, name: str) -> Iterator[str]:
             break
         number += 1
         if is_long:
-            raw = yield from _parts(raw, stream, name, number)
-        text = _sound(raw, name, number)
+            raw = yield from _line_parts(raw, stream, name, number)
+        text = _decode_sound_line(raw, name, number)
         yield text if raw.endswith(b"\n") else LastLine(text)
     if number == 0:
         raise DataError(f"{name} is empty.")
 
 
-def _sound(raw: bytes, name: str, number: int) -> str:
-    text = decoded(without_end(raw), name, number)
+def _decode_sound_line(raw: bytes, name: str, number: int) -> str:
+    text = decode_line(without_end(raw), name, number)
     if isinstance(text, BrokenLine):
         raise text.error
     return text
 
 
-def _parts(
+def _line_parts(
     raw: bytes, stream: LineStream, name: str, number: int
 ) -> Generator[LinePart, None, bytes]:
     """Yield the parts of a line, given its beginning; return what is left of it."""
@@ -510,18 +515,18 @@ def _parts(
             raw, at = raw[at:] + more, 0
         if len(raw) - at < 2 * _PART_BYTES:
             return raw[at:]
-        place = _place(raw, at, at + _PART_BYTES)
+        place = _cutting_place(raw, at, at + _PART_BYTES)
         if place is None:
             raise DataError(
                 f"{name}, line {number}: longer than {_LONGEST // 2**20} MiB, and without a space "
                 f"or a mark for {_PART_BYTES:,} bytes. Is this text? If it is, break its lines: "
-                f"fold -w 1000 {name} > broken.txt"
+                f"fold -w 1000 {shlex.quote(name)} > broken.txt"
             )
-        yield LinePart(_sound(raw[at:place], name, number))
+        yield LinePart(_decode_sound_line(raw[at:place], name, number))
         at = place
 
 
-def _place(raw: bytes, begin: int, end: int) -> int | None:
+def _cutting_place(raw: bytes, begin: int, end: int) -> int | None:
     """Return where a line is cut: before a space, after a mark, or between letters beyond ASCII."""
     place = raw.rfind(b" ", begin + 1, end)
     if place > 0:

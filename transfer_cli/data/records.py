@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from transfer_cli.errors import DataError, listed, nearest
+from transfer_cli.errors import DataError, did_you_mean, list_names
 
 MAX_LABEL_CHARACTERS = 1000
 """A longer label is a text in the wrong column. Results and messages repeat labels."""
@@ -39,7 +39,8 @@ def text_of(record: Record, column: str, name: str) -> str:
     where = f"{name}, line {record.line}: {column!r}"
     if not isinstance(value, str):
         within = nested_names({column: value})
-        cure = "" if within == [column] else f" Within it there are {listed(within, _MOST_LISTED)}."
+        names = list_names(within, _MOST_LISTED)
+        cure = "" if within == [column] else f" Within it there are {names}."
         raise DataError(f"{where} is {json_kind(value)}, expected text.{cure}")
     if "\0" in value:
         raise DataError(f"{where} holds a NUL character. Is this text?")
@@ -103,10 +104,10 @@ def value_of(record: Record, column: str, name: str) -> object:
     if value is not _MISSING:
         return value
     columns = nested_names(record.fields)
-    shown = listed((repr(known[:80]) for known in columns), _MOST_LISTED)
+    shown = list_names((repr(known[:80]) for known in columns), _MOST_LISTED)
     raise DataError(
         f"{name}, line {record.line}: no column {column!r}; there are "
-        f"{shown or 'none'}.{nearest(column, columns)}"
+        f"{shown or 'none'}.{did_you_mean(column, columns)}"
     )
 
 

@@ -140,7 +140,7 @@ _WORDS = {
     },
 }
 
-_TOLD = {
+_TOLD_SLOTS = {
     "animal": "body", "city": "building", "disease": "symptom", "mineral": "shape",
     "person": "opus", "river": "boat",
 }  # fmt: skip
@@ -177,7 +177,7 @@ _QUESTIONS = (
     "Can you tell me what {it} really is ?",
 )
 
-_WHICH = (
+_KIND_QUESTIONS = (
     "Which of them is {article} {kind} ?",
     "What is the {kind} called ?",
     "Which {kind} do people write about ?",
@@ -255,7 +255,7 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
     """
     return tuple(_SENTENCES), {
         split: _ask(names, QUESTIONS_PER_NAME[split], _Draw(derive(seed, "asked", split)))
-        for split, names in _asked(seed)
+        for split, names in _names_by_split(seed)
     }
 
 
@@ -275,12 +275,12 @@ def pairs(seed: int = 0) -> dict[str, list[tuple[str, str, bool]]]:
             for _ in range(pairs_per_question)
             for text, label in rows
             for is_same in (True, False)
-            for choice in [of_kind[label if is_same else _other(label, len(kinds), draw)]]
+            for choice in [of_kind[label if is_same else _other_label(label, len(kinds), draw)]]
         ]
     return splits
 
 
-def _other(label: int, count: int, draw: _Draw) -> int:
+def _other_label(label: int, count: int, draw: _Draw) -> int:
     return (label + 1 + draw.number(count - 1)) % count
 
 
@@ -305,16 +305,16 @@ def dialogs(seed: int = 0) -> dict[str, list[tuple[list[str], list[str], list[st
     """
     kinds, asked = questions(seed)
     return {
-        split: list(_turns(kinds, rows, _Draw(derive(seed, "dialogs", split))))
+        split: list(_dialog_turns(kinds, rows, _Draw(derive(seed, "dialogs", split))))
         for split, rows in asked.items()
     }
 
 
-def _turns(
+def _dialog_turns(
     kinds: Sequence[str], rows: Sequence[tuple[str, int]], draw: _Draw
 ) -> Iterator[tuple[list[str], list[str], list[str]]]:
     for text, label in rows:
-        told = [draw.shuffled(_WORDS[kind][_TOLD[kind]].split(", "))[:2] for kind in kinds]
+        told = [draw.shuffled(_WORDS[kind][_TOLD_SLOTS[kind]].split(", "))[:2] for kind in kinds]
         replies = [f"It has {one} and {other} ." for one, other in told]
         right = replies.pop(label)
         persona = draw.shuffled(_PERSONAS)[: 1 + draw.number(2)]
@@ -329,7 +329,7 @@ def _choices(
         others = [kind for kind in kinds if kind != kinds[label]]
         wrong = draw.shuffled(others)[: 1 + draw.number(4)]
         offered = draw.shuffled([kinds[label], *wrong])
-        told = (draw.shuffled(_WORDS[kind][_TOLD[kind]].split(", ")) for kind in offered)
+        told = (draw.shuffled(_WORDS[kind][_TOLD_SLOTS[kind]].split(", ")) for kind in offered)
         yield text, [f"{one} and {other}" for one, other, *_ in told], offered.index(kinds[label])
 
 
@@ -365,7 +365,7 @@ def tags(seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:
     words, which are names of one kind. No name occurs in two splits.
     """
     splits = {}
-    for split, names in _asked(seed):
+    for split, names in _names_by_split(seed):
         draw = _Draw(derive(seed, "tags", split))
         splits[split] = [_tagged(names, number, draw) for number in range(TEXTS_TAGGED[split])]
     return splits
@@ -393,7 +393,7 @@ def spans(seed: int = 0) -> dict[str, list[tuple[str, str, str]]]:
     for the name of one kind. The answer is "" where the text has none.
     """
     splits = {}
-    for split, names in _asked(seed):
+    for split, names in _names_by_split(seed):
         draw = _Draw(derive(seed, "spans", split))
         splits[split] = [_ask_for(names, number, draw) for number in range(TEXTS_ASKED[split])]
     return splits
@@ -414,12 +414,12 @@ def _ask_for(asked: dict[str, list[str]], number: int, draw: _Draw) -> tuple[str
     # The kinds are in random order, so the first one stands anywhere once names are dealt out.
     place = 2 * _SENTENCES_ASKED if number % (_ANSWERED + 1) == _ANSWERED else number % _ANSWERED
     kind = kinds[place]
-    question = _WHICH[draw.number(len(_WHICH))]
+    question = _KIND_QUESTIONS[draw.number(len(_KIND_QUESTIONS))]
     question = question.format(kind=kind, article="an" if kind[0] in "aeiou" else "a")
     return question, text, "" if place >= len(there) else there[place]
 
 
-def _asked(seed: int) -> Iterator[tuple[str, dict[str, list[str]]]]:
+def _names_by_split(seed: int) -> Iterator[tuple[str, dict[str, list[str]]]]:
     """Yield each split with the names of each kind that it asks about; no two share any."""
     names, start = _names(seed), 0
     for split, count in NAMES_ASKED.items():
@@ -484,9 +484,9 @@ def _ask(asked: dict[str, list[str]], wordings: int, draw: _Draw) -> list[tuple[
     The order of the wordings is the same for each kind, so that none belongs to a kind.
     """
     turn = draw.shuffled(_QUESTIONS)
-    made = {}
+    labels = {}
     for label, group in enumerate(asked.values()):
         for place, name in enumerate(draw.shuffled(group)):
             for number in range(place * wordings, (place + 1) * wordings):
-                made[turn[number % len(turn)].replace("{it}", name)] = label
-    return [(text, made[text]) for text in draw.shuffled(list(made))]
+                labels[turn[number % len(turn)].replace("{it}", name)] = label
+    return [(text, labels[text]) for text in draw.shuffled(list(labels))]

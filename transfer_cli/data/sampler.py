@@ -36,7 +36,7 @@ class StepSampler:
         lengths: The length of each example in tokens, for batches of similar length; None: a batch
             is drawn from all examples.
         sources: Whose examples follow each other, to be drawn in proportion to their weights; see
-            `weighted_order`. None: an epoch has every example once.
+            `weighted_order`; none: an epoch has every example once.
 
     Raises:
         ValueError: There are no examples, or not a length for each example.
@@ -60,7 +60,7 @@ class StepSampler:
         self._seed = seed
         self._lengths = lengths
         self._sources = sources
-        self._epoch = lru_cache(maxsize=2)(self._drawn)
+        self._epoch = lru_cache(maxsize=2)(self._epoch_order)
 
     def indices(self, step: int) -> np.ndarray:
         """Return the examples of a step, counted from 0, as int64."""
@@ -73,7 +73,7 @@ class StepSampler:
         """Return how many epochs are over before a step's."""
         return step // self.steps_per_epoch
 
-    def _drawn(self, epoch: int) -> np.ndarray:
+    def _epoch_order(self, epoch: int) -> np.ndarray:
         """Return the examples of an epoch in their order."""
         generator = np.random.Generator(np.random.Philox(derive(self._seed, "order", epoch)))
         if self._sources:
@@ -96,12 +96,11 @@ class LaneSampler(StepSampler):
     micro-batch is always of the same lane. Each epoch begins with the first block of each lane.
     """
 
-    def _drawn(self, epoch: int) -> np.ndarray:
+    def _epoch_order(self, epoch: int) -> np.ndarray:
         """Return the blocks of an epoch, step by step; every epoch is the same."""
         lanes = np.array_split(np.arange(self.examples), self.batch)
-        first_B, length_B = (
-            np.array([of(lane) for lane in lanes]) for of in (lambda lane: lane[:1].sum(), len)
-        )
+        first_B = np.array([lane[:1].sum() for lane in lanes])  # of an empty lane 0
+        length_B = np.array([len(lane) for lane in lanes])
         step_N1 = np.arange(self.steps_per_epoch)[:, None]
         blocks: np.ndarray = (first_B + step_N1)[step_N1 < length_B]
         return blocks

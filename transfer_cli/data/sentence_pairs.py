@@ -27,12 +27,12 @@ import torch
 
 from transfer_cli.batch import Batch, gather
 from transfer_cli.data.corpus import EncodedText
-from transfer_cli.data.encoded_task import SHORTEST, kept, specials_around, specials_between
+from transfer_cli.data.encoded_task import MIN_LENGTH, kept_sizes, specials_around, specials_between
 from transfer_cli.data.text import Pairs, Units
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 
-SHORTER = 0.1
+SHORTER_SHARE = 0.1
 """How often fewer tokens are collected than an example has room for (BERT's `short_seq_prob`)."""
 
 _PORTION = 2**22
@@ -115,7 +115,7 @@ class DrawnPairs:
     num_left_out: int
 
 
-def translations(units: TextUnits) -> DrawnPairs:
+def translation_pairs(units: TextUnits) -> DrawnPairs:
     """Return the pairs of documents of two units; those of others are left out."""
     size_D, first_D = np.diff(units.first), units.first[:-1]
     at_N = first_D[size_D == 2]
@@ -146,9 +146,9 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
         if not len(walk_W):
             break
         shorter, size, place, choice, *other = generator.random((6, len(walk_W)))
-        wanted_W = np.where(shorter < SHORTER, 2 + _up_to(size, room - 1), room)
-        stop_W = np.clip(_after(units, at_W, wanted_W), at_W + 2, end_W)
-        middle_W = at_W + 1 + _up_to(place, stop_W - at_W - 1)
+        wanted_W = np.where(shorter < SHORTER_SHARE, 2 + _draw_below(size, room - 1), room)
+        stop_W = np.clip(_collect(units, at_W, wanted_W), at_W + 2, end_W)
+        middle_W = at_W + 1 + _draw_below(place, stop_W - at_W - 1)
         is_1 = choice < 0.5
         spans_W4 = np.stack([at_W, middle_W, middle_W, stop_W], axis=1)
         if kind == "sop":
@@ -156,7 +156,7 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
             at_W = stop_W
         else:
             rest_W = wanted_W - units.reached[middle_W] + units.reached[at_W]
-            spans_W4[is_1, 2:] = _elsewhere(
+            spans_W4[is_1, 2:] = _spans_elsewhere(
                 units, document_W[is_1], rest_W[is_1], [place_W[is_1] for place_W in other]
             )
             at_W = np.where(is_1, middle_W, stop_W)
@@ -181,20 +181,20 @@ def _walks(units: TextUnits, copies: int) -> list[npt.NDArray[np.int64]]:
     return [np.tile(values_W, copies) for values_W in (begin_W, end_W, document_W)]
 
 
-def _up_to(draw: npt.NDArray[np.float64], count: Any) -> npt.NDArray[np.int64]:
+def _draw_below(draw: npt.NDArray[np.float64], count: Any) -> npt.NDArray[np.int64]:
     """Return draws from 0, ..., count - 1, given some from [0, 1)."""
     number: npt.NDArray[np.int64] = (draw * count).astype(np.int64)
     return number
 
 
-def _after(
+def _collect(
     units: TextUnits, at_W: npt.NDArray[np.int64], wanted_W: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Return up to where units are collected that have as many tokens as wanted."""
     return np.searchsorted(units.reached, units.reached[at_W] + wanted_W)
 
 
-def _elsewhere(
+def _spans_elsewhere(
     units: TextUnits,
     document_W: npt.NDArray[np.int64],
     wanted_W: npt.NDArray[np.int64],
@@ -202,11 +202,11 @@ def _elsewhere(
 ) -> npt.NDArray[np.int64]:
     """Return a span of units in another document, `[W, 2]`, that begins at any of its units."""
     which, place = draws
-    other_W = _up_to(which, units.num_documents - 1)
+    other_W = _draw_below(which, units.num_documents - 1)
     other_W += other_W >= document_W
     first_W, end_W = units.first[other_W], units.first[other_W + 1]
-    begin_W = first_W + _up_to(place, end_W - first_W)
-    stop_W = _after(units, begin_W, np.maximum(wanted_W, 1))
+    begin_W = first_W + _draw_below(place, end_W - first_W)
+    stop_W = _collect(units, begin_W, np.maximum(wanted_W, 1))
     return np.stack([begin_W, np.minimum(stop_W, end_W)], axis=1)
 
 
@@ -231,11 +231,11 @@ class SentencePairs:
         if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
             raise IndexError(f"pairs {indices} of {len(self)}")
         start, end = specials_around(self.tokenizer, "bidirectional")
-        between, room = specials_between(self.tokenizer), room_of(self.tokenizer, self.length)
+        between, room = specials_between(self.tokenizer), text_room(self.tokenizer, self.length)
         rows, firsts = [], []
         for first, stop, second, last in self.drawn.spans[index_B].tolist():
             one, other = self.tokens(first, stop), self.tokens(second, last)
-            stays, other_stays = kept(len(one), len(other), room)
+            stays, other_stays = kept_sizes(len(one), len(other), room)
             rows.append(np.concatenate([start, one[:stays], between, other[:other_stays], end]))
             firsts.append(len(start) + stays + len(between))
         lengths_B = np.array([len(row) for row in rows])
@@ -271,11 +271,10 @@ class SentencePairs:
         units = self.drawn.units
         size = units.reached[stop] - units.reached[stop - 1]
         tokens = self.text.tokens[units.starts[first] : units.starts[stop - 1] + size]
-        whole: npt.NDArray[np.int64] = np.asarray(tokens[tokens != self.tokenizer.sep], np.int64)
-        return whole
+        return np.asarray(tokens[tokens != self.tokenizer.sep], np.int64)
 
 
-def room_of(tokenizer: Tokenizer, length: int) -> int:
+def text_room(tokenizer: Tokenizer, length: int) -> int:
     """Return how many tokens of an example are no special ones."""
     around = sum(map(len, specials_around(tokenizer, "bidirectional")))
     return length - around - len(specials_between(tokenizer))
@@ -292,12 +291,12 @@ def pair_text(
     copies: int = 1,
 ) -> SentencePairs:
     """Return a text as pairs; see `draw_pairs` for the other arguments."""
-    if room_of(tokenizer, length) < 2:
+    if text_room(tokenizer, length) < 2:
         raise ConfigError(
             f"data.length: {length} leaves no room for two texts among their special tokens; "
-            f"give {SHORTEST + tokenizer.separators - 1} or more"
+            f"give {MIN_LENGTH + tokenizer.separators - 1} or more"
         )
-    spans, room = units_of(text, tokenizer, units), room_of(tokenizer, length)
+    spans, room = units_of(text, tokenizer, units), text_room(tokenizer, length)
     is_drawn = kind != "translation"
-    drawn = draw_pairs(spans, kind, room, seed, copies) if is_drawn else translations(spans)
+    drawn = draw_pairs(spans, kind, room, seed, copies) if is_drawn else translation_pairs(spans)
     return SentencePairs(text, drawn, tokenizer, length)

@@ -32,19 +32,19 @@ from transfer_cli.data.readers import LinePart
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import DataError, RunError, TransferError
-from transfer_cli.progress import More, progress
+from transfer_cli.progress import Advance, progress
 from transfer_cli.runs.atomic import as_json
 from transfer_cli.runs.cache import (
+    clear_leftovers,
     digest,
-    is_there,
-    kept,
-    made_unless_held,
+    is_complete,
+    load_or_make,
+    make_unless_held,
     new_entry,
-    sound,
-    sweep,
+    read_if_sound,
 )
 from transfer_cli.runs.directory import TOKENIZER
-from transfer_cli.runs.environment import cores
+from transfer_cli.runs.environment import available_cores
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -125,33 +125,33 @@ class Shard:
         """The folder of the places where documents begin."""
         return self.cache / "documents" / digest(self.key | {"begins": self.split.begins_by})
 
-    def stored(self) -> StoredTokens | None:
+    def load_if_sound(self) -> StoredTokens | None:
         """Return its tokens, if all that is asked of it is in the cache, and sound."""
-        if self.split.apart and not is_there(self.documents):
+        if self.split.apart and not is_complete(self.documents):
             return None
-        return sound(self.entry, StoredTokens.read)
+        return read_if_sound(self.entry, StoredTokens.read)
 
-    def kept(self, encoder: "TextEncoder", more: More) -> StoredTokens:
+    def load_or_encode(self, encoder: "TextEncoder", more: Advance) -> StoredTokens:
         """Return its tokens, which are made now if they are missing or damaged."""
-        tokens = _cached(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
+        tokens = _load_or_make(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
             self.starts(tokens)
         return tokens
 
-    def kept_if_free(self, encoder: "TextEncoder", more: More) -> None:
-        """Make what is missing of it, unless another process is at it; else as `kept`."""
+    def encode_if_free(self, encoder: "TextEncoder", more: Advance) -> None:
+        """Make what is missing of it, unless another process is at it; else as `load_or_encode`."""
         with _cache_errors(self.entry):
-            made_unless_held(self.entry, lambda: self._make(encoder, more))
-            if self.split.apart and is_there(self.entry):
-                made_unless_held(
+            make_unless_held(self.entry, lambda: self._make(encoder, more))
+            if self.split.apart and is_complete(self.entry):
+                make_unless_held(
                     self.documents, lambda: self._make_starts(StoredTokens.read(self.entry))
                 )
 
     def starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
         """Return where documents begin, as `EncodedText` says."""
-        return _cached(self.documents, _read_starts, lambda: self._make_starts(tokens))
+        return _load_or_make(self.documents, _read_starts, lambda: self._make_starts(tokens))
 
-    def _make(self, encoder: "TextEncoder", more: More) -> StoredTokens:
+    def _make(self, encoder: "TextEncoder", more: Advance) -> StoredTokens:
         with new_entry(self.entry) as unfinished:
             dtype = np.dtype(np.uint16 if self.tokenizer.size <= 2**16 else np.uint32)
             path = unfinished / _TOKENS
@@ -167,9 +167,9 @@ class Shard:
         if self.split.rule == "end":
             begins_N = np.fromiter((begins for _, begins in self.split.marked_lines()), np.bool_)
             self.split.check_unchanged()
-            starts = _starts(tokens.mapped(), begins_N, self.tokenizer.sep)
+            starts = _starts_by_line(tokens.mapped(), begins_N, self.tokenizer.sep)
         else:
-            starts = _document_starts(tokens.mapped(), self.tokenizer)
+            starts = _starts_by_token(tokens.mapped(), self.tokenizer)
         with new_entry(self.documents) as unfinished:
             starts.tofile(unfinished / _STARTS)
         return starts
@@ -179,7 +179,7 @@ def _read_starts(entry: Path) -> npt.NDArray[np.int64]:
     return np.fromfile(entry / _STARTS, np.int64)
 
 
-def _starts(
+def _starts_by_line(
     tokens: npt.NDArray[Any], begins_N: npt.NDArray[np.bool_], sep: int
 ) -> npt.NDArray[np.int64]:
     """Return where documents begin, given whether one does with each line."""
@@ -199,13 +199,13 @@ def _starts(
     return np.concatenate(starts)
 
 
-def _document_starts(tokens: npt.NDArray[Any], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+def _starts_by_token(tokens: npt.NDArray[Any], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     """Return where documents begin: at the token before the first, which may be the last one's."""
     ends = [
         first + np.flatnonzero(tokens[first : first + _PORTION] == tokenizer.sep)
         for first in range(0, len(tokens), _PORTION)
     ]
-    if tokenizer.opens == tokenizer.sep:
+    if tokenizer.document_start == tokenizer.sep:
         return np.concatenate(ends)[:-1]
     return np.append(0, np.concatenate(ends)[:-1] + 1)
 
@@ -217,15 +217,15 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: TextSplit, cache_dir: Path)
 
     def make() -> Tokenizer:
         log.info("Making the tokenizer (%s)", recipe.key())
-        tokenizer = recipe.make(lambda: _counted(split))
+        tokenizer = recipe.make(lambda: _counted_lines(split))
         with new_entry(entry) as partial:
             tokenizer.save(partial / TOKENIZER)
         return tokenizer
 
-    return _cached(entry, lambda entry: LibraryTokenizer.load(entry / TOKENIZER), make)
+    return _load_or_make(entry, lambda entry: LibraryTokenizer.load(entry / TOKENIZER), make)
 
 
-def _counted(split: TextSplit) -> Iterator[str]:
+def _counted_lines(split: TextSplit) -> Iterator[str]:
     """Yield the lines of a text, and show how far it has been read."""
     with progress("counting words", split.about_bytes, "B") as more:
         for line in split.lines():
@@ -234,10 +234,10 @@ def _counted(split: TextSplit) -> Iterator[str]:
     split.check_unchanged()
 
 
-def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
+def _load_or_make(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
     """Return an entry of the cache, made now if it does not exist or is damaged."""
     with _cache_errors(entry):
-        return kept(entry, read, make)
+        return load_or_make(entry, read, make)
 
 
 @contextmanager
@@ -252,15 +252,15 @@ def _cache_errors(entry: Path) -> Iterator[None]:
 
 
 def _write_tokens(
-    path: Path, dtype: np.dtype[Any], shard: Shard, encoder: "TextEncoder", more: More
+    path: Path, dtype: np.dtype[Any], shard: Shard, encoder: "TextEncoder", more: Advance
 ) -> dict[str, int]:
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     counts = Counter(num_tokens=1)
     split, tokenizer = shard.split, shard.tokenizer
-    first = tokenizer.sep if split.rule == "end" else tokenizer.opens
+    first = tokenizer.sep if split.rule == "end" else tokenizer.document_start
     with path.open("wb") as file:
         file.write(np.array([first], dtype=dtype).tobytes())
-        for batch, tokens in encoder.encoded(split):
+        for batch, tokens in encoder.encode_split(split):
             file.write(tokens.astype(dtype).tobytes())
             text = LINE_END.join(batch)
             num_lines = sum(not isinstance(line, LinePart) for line in batch)
@@ -284,7 +284,7 @@ def _write_tokens(
 
 
 def make_missing(split: TextSplit, missing: Sequence[Shard]) -> dict[Path, StoredTokens]:
-    """Return the shards that were missing, by entry; see `Shard.kept`."""
+    """Return the shards that were missing, by entry; see `Shard.load_or_encode`."""
     several = len(split.shards) > 1
     which = f": {len(missing):,} of {len(split.shards):,} files" if several else ""
     log.info("Encoding the %s text%s", split.name, which)
@@ -294,34 +294,34 @@ def make_missing(split: TextSplit, missing: Sequence[Shard]) -> dict[Path, Store
     with progress(f"encoding the {split.name} text", total, "B") as more:
         if several:
             for folder in {missing[0].entry.parent, missing[0].documents.parent}:
-                sweep(folder)
-            _share(missing, split.workers, more)
-        encoder = TextEncoder(missing[0].tokenizer, cores())
-        made = {shard.entry: shard.kept(encoder, more) for shard in missing}
+                clear_leftovers(folder)
+            _encode_missing(missing, split.workers, more)
+        encoder = TextEncoder(missing[0].tokenizer, available_cores())
+        encoded = {shard.entry: shard.load_or_encode(encoder, more) for shard in missing}
     seconds = time.perf_counter() - begin
     log.info(
         "Encoded the %s text: %s tokens in %.1f s (%.1f MB/s)",
         split.name,
-        f"{sum(entry.counts['num_tokens'] - 1 for entry in made.values()):,}",
+        f"{sum(entry.counts['num_tokens'] - 1 for entry in encoded.values()):,}",
         seconds,
-        sum(entry.counts["num_bytes"] for entry in made.values()) / 1e6 / max(seconds, 1e-9),
+        sum(entry.counts["num_bytes"] for entry in encoded.values()) / 1e6 / max(seconds, 1e-9),
     )
-    return made
+    return encoded
 
 
-def _share(shards: Sequence[Shard], workers: int, more: More) -> None:
-    """Have some shards made by several processes, the largest ones first."""
+def _encode_missing(shards: Sequence[Shard], workers: int, more: Advance) -> None:
+    """Have some shards encoded by several processes, the largest ones first."""
     sizes = {shard.entry: _size_of(shard.split) for shard in shards}
     ordered = sorted(shards, key=lambda shard: -sizes[shard.entry])
     # The processes of a run each start some.
     share = max(1, workers // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     processes = min(share, len(shards), sum(sizes.values()) // LEAST_BYTES)
     if processes > 1:
-        _encode_in_processes(ordered, processes, max(1, share // processes), more)
+        _encode_parallel(ordered, processes, max(1, share // processes), more)
         return
     encoder = TextEncoder(ordered[0].tokenizer, share)
     for shard in ordered:
-        shard.kept_if_free(encoder, more)
+        shard.encode_if_free(encoder, more)
 
 
 def _size_of(split: TextSplit) -> int:
@@ -331,7 +331,7 @@ def _size_of(split: TextSplit) -> int:
         raise DataError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
-def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, more: More) -> None:
+def _encode_parallel(shards: Sequence[Shard], processes: int, threads: int, more: Advance) -> None:
     """Make what is missing of some shards of a tokenizer, but for what another run is making."""
     # No fork: the tokenizers library has threads here already.
     context = multiprocessing.get_context("spawn")
@@ -339,7 +339,7 @@ def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, 
     try:
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(threads, theirs), daemon=True)
+            process = context.Process(target=_run_worker, args=(threads, theirs), daemon=True)
             process.start()
             theirs.close()
             at_work[ours] = process
@@ -349,7 +349,7 @@ def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, 
         while at_work:
             for connection in wait(list(at_work)):
                 if isinstance(connection, Connection):
-                    _hear(connection, at_work, more)
+                    _receive(connection, at_work, more)
     finally:
         for process in at_work.values():
             process.terminate()
@@ -357,11 +357,11 @@ def _encode_in_processes(shards: Sequence[Shard], processes: int, threads: int, 
             process.join()
 
 
-def _hear(connection: Connection, at_work: dict[Connection, SpawnProcess], more: More) -> None:
+def _receive(pipe: Connection, at_work: dict[Connection, SpawnProcess], more: Advance) -> None:
     try:
-        said = connection.recv()
+        message = pipe.recv()
     except (EOFError, OSError) as end:
-        process = at_work.pop(connection)
+        process = at_work.pop(pipe)
         process.join()
         if process.exitcode:
             raise RunError(
@@ -369,12 +369,12 @@ def _hear(connection: Connection, at_work: dict[Connection, SpawnProcess], more:
                 "if memory ran out, lower data.workers. What is encoded is kept: start again"
             ) from end
         return
-    if isinstance(said, TransferError):
-        raise said
-    more(said)
+    if isinstance(message, TransferError):
+        raise message
+    more(message)
 
 
-def _work(threads: int, connection: Connection) -> None:
+def _run_worker(threads: int, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that began it ends it
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(-number))  # leaves nothing half done
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -384,7 +384,7 @@ def _work(threads: int, connection: Connection) -> None:
     encoder = TextEncoder(shards[0].tokenizer, threads)
     try:
         for shard in shards:
-            shard.kept_if_free(encoder, connection.send)
+            shard.encode_if_free(encoder, connection.send)
     except TransferError as error:
         connection.send(error)
 

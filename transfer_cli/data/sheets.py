@@ -6,16 +6,16 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import IO, Any
 from xml.parsers import expat
 
 from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
-from transfer_cli.data.parquet import faults, library
+from transfer_cli.data.parquet import as_data_errors, import_library
 from transfer_cli.data.readers import check_length
 from transfer_cli.data.records import MAX_COLUMNS
-from transfer_cli.errors import DataError, listed
+from transfer_cli.errors import DataError, list_names
 
 MAX_PART_BYTES = 16 * 2**20
 """Parts of which a library makes a tree, such as the styles, may have this size."""
@@ -43,7 +43,7 @@ class Book:
 
         Empty rows are left out, and empty cells at the end of each.
         """
-        with faults(self.path):
+        with as_data_errors(self.path):
             pages = self.book[sheet]
             pages.reset_dimensions()  # what a file says of its own size is often wrong
             for number, cells in enumerate(pages.iter_rows(values_only=True), 1):
@@ -54,22 +54,22 @@ class Book:
                     check_length(sum(map(len, row)), self.path, number)
                     yield number, row
 
-    def named(self, sheet: str | int, key: str) -> str:
+    def sheet_name(self, sheet: str | int, key: str) -> str:
         """Return the name of a sheet, given its name or its number from 1."""
         names = [page.title for page in self.book.worksheets]
         if sheet in names:
             return str(sheet)
-        if str(sheet).isdigit() and 0 < int(sheet) <= len(names):
+        if str(sheet).isdecimal() and 0 < int(sheet) <= len(names):
             return str(names[int(sheet) - 1])
-        every = listed(map(repr, names), _MOST_LISTED)
+        every = list_names(map(repr, names), _MOST_LISTED)
         raise DataError(f"{self.path}: {key}={sheet}, but its sheets are {every}.")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Book]:
+def open_book(path: Path) -> Iterator[Book]:
     """Open a spreadsheet."""
-    openpyxl = library(path, "openpyxl")
-    with faults(path):
+    openpyxl = import_library(path, "openpyxl")
+    with as_data_errors(path):
         check_size(path)
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     try:
@@ -90,7 +90,7 @@ def _as_cell(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    if isinstance(value, datetime | date):
+    if isinstance(value, date):
         return value.isoformat()
     return str(value)
 
@@ -114,7 +114,7 @@ def check_size(path: Path) -> None:
                 with packed.open(part) as stream:
                     is_shared = part.filename.endswith("sharedStrings.xml")
                     # Texts that cells share are counted, not in which rows they stand.
-                    _Rows(f"{path}, texts of cells" if is_shared else str(path)).read(stream)
+                    _RowCounter(f"{path}, texts of cells" if is_shared else str(path)).read(stream)
             elif part.file_size > MAX_PART_BYTES and not _UNREAD.fullmatch(part.filename):
                 raise DataError(
                     f"{path}: its {part.filename} has {part.file_size:,} bytes, the most is "
@@ -122,7 +122,7 @@ def check_size(path: Path) -> None:
                 )
 
 
-class _Rows:
+class _RowCounter:
     """Counts the text and the cells of each row; a text that cells share is a row of its own."""
 
     def __init__(self, path: str) -> None:

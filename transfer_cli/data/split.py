@@ -162,18 +162,18 @@ class Split:
         """Return `counts` in words."""
         counts = self.counts()
         of = "" if counts["of"] is None else f" of {counts['of']:,}"
-        said = f"{verb} {counts['scored']:,}{of} {self.unit}"
+        text = f"{verb} {counts['scored']:,}{of} {self.unit}"
         if self.part_of is not None:
             why = ", ".join(self.part_of.left_out)
-            said += f" of {self.part_of.source}" + (f" ({why})" if why else "")
+            text += f" of {self.part_of.source}" + (f" ({why})" if why else "")
         if self.text.words:
-            said += f": {counts['words']:,} words, {counts['bytes']:,} bytes"
-        said += "" if self.context is None else f"; {self.context}"
-        said += f"; {counts['answered']:,} are answered" if "answered" in counts else ""
-        return said + (f"; {self.num_cut:,} were cut" if self.num_cut else "")
+            text += f": {counts['words']:,} words, {counts['bytes']:,} bytes"
+        text += "" if self.context is None else f"; {self.context}"
+        text += f"; {counts['answered']:,} are answered" if "answered" in counts else ""
+        return text + (f"; {self.num_cut:,} were cut" if self.num_cut else "")
 
 
-def some_of(split: Split, count: int) -> Split:
+def subsample(split: Split, count: int) -> Split:
     """Return a split that scores `count` examples, evenly spread, or all if there are fewer.
 
     Words and bytes are known for complete texts only, so measures by word or byte are left out.
@@ -189,11 +189,5 @@ def some_of(split: Split, count: int) -> Split:
     context = split.context
     if context is not None and context.by == "memory":  # what is before a block may be left out
         context = TextContext("blocks", 0, context.stride)
-    return replace(
-        split,
-        context=context,
-        text=TextStats(),
-        order=rows,
-        part_of=replace(before, left_out=left_out),
-        num_cut=0,
-    )
+    part_of = replace(before, left_out=left_out)
+    return replace(split, context=context, text=TextStats(), order=rows, part_of=part_of, num_cut=0)

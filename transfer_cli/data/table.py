@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from transfer_cli.data import json_tables, layout, parquet, readers, sheets
-from transfer_cli.data.columns import choose
+from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.layout import LETTERS, Beginning, Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, BrokenLine, LineSource, LineStream, OnError
 from transfer_cli.data.records import Record, check_columns, nested_names
 from transfer_cli.data.sheets import Book
-from transfer_cli.data.usual_names import is_known
+from transfer_cli.data.usual_names import is_usual_name
 from transfer_cli.data.wanted import ANY, TEXT, Chosen, Wanted
-from transfer_cli.errors import DataError, listed
+from transfer_cli.errors import DataError, list_names
 from transfer_cli.safe_files import printable
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ T = TypeVar("T")
 LOOKED_AT_ROWS = 10_000
 """So many rows of the beginning of a file are looked at."""
 
-_REREAD = 8
+_MAX_REREADS = 8
 """How often lines may be read again on average, in search of a row after a broken one."""
 
 _DELIMITER_ROWS = 200
@@ -64,56 +64,56 @@ class OpenTable:
     unusual: Mapping[str, str]
     is_uneven: bool = False
 
-    def columns(self, asked: Wanted, other: Wanted = ANY) -> Chosen:
+    def columns(self, wanted: Wanted, other: Wanted = ANY) -> Chosen:
         """Return the columns to read; say in one line what was recognised of the table.
 
         Args:
             other: The columns of another table, which are taken where this one has them.
         """
-        asked = asked.or_like(other, self.names)
-        chosen = choose(self.names, self.sample, asked, self.name)
-        said = [*self.unusual.values(), *chosen.said]
-        if said:
-            keys = [*self.unusual, *(words.partition(" ")[0] for words in chosen.said)]
-            others = ", ".join(f"{asked.keys}{key}" for key in keys)
-            log.info("%s: %s; otherwise say %s", printable(self.name), ", ".join(said), others)
+        wanted = wanted.filled_from(other, self.names)
+        chosen = choose_columns(self.names, self.sample, wanted, self.name)
+        notes = [*self.unusual.values(), *chosen.notes]
+        if notes:
+            keys = [*self.unusual, *(words.partition(" ")[0] for words in chosen.notes)]
+            others = ", ".join(f"{wanted.keys}{key}" for key in keys)
+            log.info("%s: %s; otherwise say %s", printable(self.name), ", ".join(notes), others)
         return chosen
 
 
 @contextmanager
-def open_table(path: Path, table_format: str, given: Layout, asked: Wanted) -> Iterator[OpenTable]:
+def open_table(path: Path, table_format: str, known: Layout, wanted: Wanted) -> Iterator[OpenTable]:
     """Open the file of a table and look at it.
 
     Args:
         table_format: One of `readers.TABLE_FORMATS` or `readers.SHEET_FORMATS`, or `text`: each
             line is a row, and its column is called "text".
-        given: What need not be recognised.
+        known: What need not be recognised.
     """
     name = str(path)
     if table_format == "parquet":
         rows = partial(parquet.parquet_records, path)
-        yield _open(name, rows, _not_empty(name, lambda _: rows()), {})
+        yield _make_table(name, rows, partial(not_empty, lambda _: rows(), name), {})
     elif table_format == "xlsx":
-        with sheets.opened(path) as book:
-            yield _of_book(book, name, given, asked)
+        with sheets.open_book(path) as book:
+            yield _sheet_table(book, name, known, wanted)
     else:
         with closing(readers.open_file(path)) as stream:
-            start, whole = readers.looked_at(stream, readers.LOOKED_AT_BYTES, name)
-            yield table_of_lines(start, whole, name, table_format, given, asked)
+            start, whole = readers.peek(stream, readers.PEEKED_BYTES, name)
+            yield table_of_lines(start, whole, name, table_format, known, wanted)
 
 
 def table_of_lines(
-    start: bytes, stream: LineStream, name: str, table_format: str, given: Layout, asked: Wanted
+    start: bytes, stream: LineStream, name: str, table_format: str, known: Layout, wanted: Wanted
 ) -> OpenTable:
     """Return a table of lines, given its first bytes and all of it; else see `open_table`."""
-    source = readers.recognised(start, stream, name, given.encoding, f"{asked.keys}encoding")
-    unusual = {"encoding": source.said} if source.said else {}
+    source = readers.recognise_source(start, stream, name, known.encoding, f"{wanted.keys}encoding")
+    unusual = {"encoding": source.note} if source.note else {}
     if table_format == "text":
         return OpenTable(name, [], [], partial(_lines, source, name), unusual)
     if table_format == "jsonl":
-        source = json_tables.as_lines(source, name)
+        source = json_tables.as_json_lines(source, name)
         lines = _first_lines(source, name)
-        return _open(
+        return _make_table(
             name,
             lambda: json_tables.json_records(enumerate(lines, 1), name, _ignore),
             lambda on_error: table_records(
@@ -123,29 +123,29 @@ def table_of_lines(
             is_uneven=True,
         )
     lines = _first_lines(source, name)
-    said = layout.separator_in(lines[0]) if lines else None
-    begins = _begins(given, 2 if said else 1)
+    separator = layout.separator_in(lines[0]) if lines else None
+    begins = _first_line(known, 2 if separator else 1)
     below = lines[begins - 1 :]
     usual = layout.USUAL_DELIMITER[table_format]
-    mark = given.delimiter or said or layout.delimiter_of(below[:_DELIMITER_ROWS], usual)
-    if given.delimiter is None and mark != usual:
+    mark = known.delimiter or separator or layout.detect_delimiter(below[:_DELIMITER_ROWS], usual)
+    if known.delimiter is None and mark != usual:
         unusual["delimiter"] = f"columns parted by {layout.delimiter_name(mark)}s"
-    quotes = given.quotes or layout.usual_quotes(table_format, mark)
-    if given.quotes is None and quotes != LETTERS:
-        quotes = layout.quotes_of(below, mark)
+    quotes = known.quotes or layout.usual_quotes(table_format, mark)
+    if known.quotes is None and quotes != LETTERS:
+        quotes = layout.detect_quotes(below, mark)
         if quotes != layout.DOUBLE:
             unusual["quotes"] = _QUOTES[quotes]
     rows = [(begins - 1 + line, row) for line, row in layout.rows_of(below, mark, quotes)]
-    beginning = _beginning(rows, begins, name, given, asked, unusual)
+    beginning = _beginning(rows, begins, name, known, wanted, unusual)
 
     def records(numbered: Iterable[tuple[int, str]], on_error: OnError) -> Iterator[Record]:
         below = dropwhile(lambda line: line[0] < beginning.line, numbered)
         return table_records(
             below, name, table_format, delimiter=mark, quotes=quotes, header=beginning.header,
-            on_error=on_error, keys=asked.keys
+            on_error=on_error, keys=wanted.keys
         )  # fmt: skip
 
-    return _open(
+    return _make_table(
         name,
         lambda: records(enumerate(lines, 1), _ignore),
         lambda on_error: records(_all_lines(source, name), on_error),
@@ -155,18 +155,18 @@ def table_of_lines(
     )
 
 
-def _of_book(book: Book, name: str, given: Layout, asked: Wanted) -> OpenTable:
+def _sheet_table(book: Book, name: str, known: Layout, wanted: Wanted) -> OpenTable:
     """Return a sheet of a spreadsheet as a table."""
     unusual: dict[str, str] = {}
-    sheet = book.named(given.sheet, f"{asked.keys}sheet") if given.sheet else None
+    sheet = book.sheet_name(known.sheet, f"{wanted.keys}sheet") if known.sheet is not None else None
     if sheet is None:
-        sheet = max(book.sheets, key=lambda candidate: _likeness(book, candidate, asked))
+        sheet = max(book.sheets, key=lambda candidate: _likeness(book, candidate, wanted))
         if len(book.sheets) > 1:
             unusual["sheet"] = f"sheet {sheet!r} of {len(book.sheets)}"
-    rows = _first(partial(book.rows, sheet))
-    begins = _begins(given, 1)
+    rows = _first_rows(partial(book.rows, sheet))
+    begins = _first_line(known, 1)
     beginning = _beginning(
-        [row for row in rows if row[0] >= begins], begins, name, given, asked, unusual
+        [row for row in rows if row[0] >= begins], begins, name, known, wanted, unusual
     )
     names = _names(rows, beginning)
 
@@ -176,46 +176,46 @@ def _of_book(book: Book, name: str, given: Layout, asked: Wanted) -> OpenTable:
                 yield number, row + [""] * (len(names) - len(row))
 
     read = partial(named_rows, cells, name, header=beginning.header, cure="Empty the others.")
-    return _open(
+    return _make_table(
         name,
         partial(read, on_error=_ignore),
-        _not_empty(name, read),
+        partial(not_empty, read, name),
         unusual,
         names,
         header=beginning.header,
     )
 
 
-def _likeness(book: Book, sheet: str, asked: Wanted) -> tuple[bool, bool, bool]:
+def _likeness(book: Book, sheet: str, wanted: Wanted) -> tuple[bool, bool, bool]:
     """Return how much a sheet is like a table: its header is known, it has columns, and rows."""
     rows = list(islice(book.rows(sheet), _DELIMITER_ROWS))
-    beginning = layout.beginning_of(rows, asked.names)
+    beginning = layout.detect_beginning(rows, wanted.names)
     names = _names(rows, beginning)
-    is_named = any(name in asked.names or is_known(name) for name in names)
+    is_named = any(name in wanted.names or is_usual_name(name) for name in names)
     return is_named and beginning.header, len(names) > 1, len(rows) > 1
 
 
-def _begins(given: Layout, first: int) -> int:
+def _first_line(known: Layout, first: int) -> int:
     """Return the line from which a table is read, at least `first`."""
-    is_line = given.header is not None and not isinstance(given.header, bool)
-    return max(first, int(given.header or 1)) if is_line else first
+    is_line = known.header is not None and not isinstance(known.header, bool)
+    return max(first, int(known.header or 1)) if is_line else first
 
 
 def _beginning(
-    rows: layout.Rows, begins: int, name: str, given: Layout, asked: Wanted, unusual: dict[str, str]
+    rows: layout.Rows, start: int, name: str, known: Layout, wanted: Wanted, unusual: dict[str, str]
 ) -> Beginning:
     """Return where a table begins, as typed or recognised; what is unusual is noted."""
-    if not rows and begins > 2:
-        raise DataError(f"{name} has no rows from line {begins} on, see {asked.keys}header.")
-    if given.header is not None:
-        return Beginning(begins, given.header is not False)
-    beginning = layout.beginning_of(rows, asked.names)
+    if not rows and start > 2:
+        raise DataError(f"{name} has no rows from line {start} on, see {wanted.keys}header.")
+    if known.header is not None:
+        return Beginning(start, known.header is not False)
+    beginning = layout.detect_beginning(rows, wanted.names)
     if not beginning.is_sure:
         line, row = rows[0]
         shown = printable(", ".join(row))[:_LONGEST_SHOWN]
         raise DataError(
-            f"{name}: line {line} ({shown}) may be the header or not; say {asked.keys}header={line}"
-            f", the line of another, or {asked.keys}header=false."
+            f"{name}: line {line} ({shown}) may be the header or not; say {wanted.keys}header="
+            f"{line}, the line of another, or {wanted.keys}header=false."
         )
     if not beginning.header:
         unusual["header"] = "no header, so columns have numbers"
@@ -229,7 +229,7 @@ def _names(rows: layout.Rows, beginning: Beginning) -> list[str]:
     return column_names(first, header=beginning.header)
 
 
-def _open(
+def _make_table(
     name: str,
     first: Callable[[], Iterator[Record]],
     records: Callable[[OnError], Iterator[Record]],
@@ -241,7 +241,7 @@ def _open(
 ) -> OpenTable:
     whole = partial(_without_headers, records, name) if header else records
     begun = _without_headers(lambda _: first(), name, _ignore) if header else first()
-    sample = [record.fields for record in _first(lambda: begun)]
+    sample = [record.fields for record in _first_rows(lambda: begun)]
     seen = dict.fromkeys(name for fields in sample for name in fields)
     names = list(seen) or names
     return OpenTable(name, names, sample, whole, unusual, is_uneven)
@@ -273,7 +273,7 @@ def _without_headers(
         else:
             yield record
     if lines and on_error is not _ignore:
-        shown = listed(lines, _MOST_LINES)
+        shown = list_names(lines, _MOST_LINES)
         log.warning("%s: the header comes again in line %s, left out", printable(name), shown)
 
 
@@ -287,13 +287,7 @@ def _lines(source: LineSource, name: str, on_error: OnError) -> Iterator[Record]
         yield Record(number, {TEXT: line})
 
 
-def _not_empty(
-    name: str, read: Callable[[OnError], Iterator[Record]]
-) -> Callable[[OnError], Iterator[Record]]:
-    return partial(not_empty, read, name)
-
-
-def _first(records: Callable[[], Iterator[T]]) -> list[T]:
+def _first_rows(records: Callable[[], Iterator[T]]) -> list[T]:
     """Return the first rows, up to one that cannot be read: all of them are read again."""
     rows: list[T] = []
     with suppress(DataError):
@@ -313,7 +307,7 @@ def _first_lines(source: LineSource, name: str) -> list[str]:
         lines += (line for _, line in islice(numbered, LOOKED_AT_ROWS))
     if lines and isinstance(lines[0], BrokenLine):
         return []
-    is_cut = len(lines) < LOOKED_AT_ROWS and len(source.start) >= readers.LOOKED_AT_BYTES
+    is_cut = len(lines) < LOOKED_AT_ROWS and len(source.start) >= readers.PEEKED_BYTES
     return lines[:-1] if is_cut else lines
 
 
@@ -421,8 +415,8 @@ def named_rows(
             yield Record(number, dict(zip(columns, row, strict=True)))
             continue
         width = "1 column" if len(row) == 1 else f"{len(row)} columns"
-        said = f"{name}, line {number}: {width}, but {expected} has {len(columns)}. {cure}"
-        note(DataError(said, f"more or fewer than {len(columns)} columns"))
+        fault = f"{name}, line {number}: {width}, but {expected} has {len(columns)}. {cure}"
+        note(DataError(fault, f"more or fewer than {len(columns)} columns"))
 
 
 def column_names(first: Sequence[str], *, header: bool) -> list[str]:
@@ -439,7 +433,7 @@ class _LinesOfRows:
 
     def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
         self._new, self._again = iter(lines), deque[tuple[int, str]]()
-        self._size, self._spare = 0, _REREAD * MAX_LINE_BYTES
+        self._size, self._spare = 0, _MAX_REREADS * MAX_LINE_BYTES
         self.row: list[tuple[int, str]] = []
 
     def __iter__(self) -> "_LinesOfRows":
@@ -455,7 +449,7 @@ class _LinesOfRows:
         return f"{numbered[1]}\n"
 
     def begin_row(self) -> None:
-        self._spare += _REREAD * self._size
+        self._spare += _MAX_REREADS * self._size
         self.row.clear()
         self._size = 0
 
@@ -496,8 +490,8 @@ def _rows(
             cure = f"Is a quote missing or too many? If quotes are letters: {keys}quotes=none."
             if not source.take_back():
                 cure += f" Up to line {last}, all is left out with it."
-            said = f"{name}, line {first}: a broken row ({error}). {cure}"
-            on_error(DataError(said, "a broken row"))
+            fault = f"{name}, line {first}: a broken row ({error}). {cure}"
+            on_error(DataError(fault, "a broken row"))
             continue
         if values is None:
             return
@@ -534,19 +528,19 @@ class Skipped:
     def __str__(self) -> str:
         """Return how many were left out, why, and the first lines of each reason."""
         reasons = sorted(self._lines.items(), key=lambda reason: -len(reason[1]))
-        said = [
+        shown = [
             f"{reason}{f' ({len(lines):,})' if len(reasons) > 1 else ''}, "
             f"line{'s' * (len(lines) > 1)} {', '.join(lines[:_MOST_LINES])}"
             f"{', ...' if len(lines) > _MOST_LINES else ''}"
             for reason, lines in reasons
         ]
         rows = f"{self.count:,} of {self.count + self.answered:,} rows left out"
-        return f"{self.name}: {rows}: {'; '.join(said[:_MOST_REASONS])}" + (
-            f"; {len(said) - _MOST_REASONS:,} more reasons" if len(said) > _MOST_REASONS else ""
+        return f"{self.name}: {rows}: {'; '.join(shown[:_MOST_REASONS])}" + (
+            f"; {len(shown) - _MOST_REASONS:,} more reasons" if len(shown) > _MOST_REASONS else ""
         )
 
 
-def say_skipped(tables: Sequence[Skipped]) -> None:
+def warn_of_skipped(tables: Sequence[Skipped]) -> None:
     """Say in one line what was left out of tables; of each something must be left."""
     for skipped in tables:
         if skipped.first is not None and skipped.answered == 0:
@@ -554,8 +548,8 @@ def say_skipped(tables: Sequence[Skipped]) -> None:
                 f"{skipped.name}: none of its {skipped.count:,} rows can be read. The first: "
                 f"{skipped.first}"
             )
-    if said := [str(skipped) for skipped in tables if skipped.count]:
-        log.warning("%s", printable("; ".join(said)))
+    if shown := [str(skipped) for skipped in tables if skipped.count]:
+        log.warning("%s", printable("; ".join(shown)))
 
 
 @dataclass(frozen=True)
@@ -570,12 +564,12 @@ class Refuse:
 
 
 def sound_rows(
-    table: OpenTable, columns: Collection[str], made: Callable[[Record], T], on_error: OnError
+    table: OpenTable, columns: Collection[str], make_row: Callable[[Record], T], on_error: OnError
 ) -> Iterator[T]:
     """Yield what is made of each record; `on_error` receives the faults of rows."""
     for record in table.records(on_error):
         try:
-            row = made(record)
+            row = make_row(record)
         except DataError as error:
             # JSON lines may each have other names.
             if not table.is_uneven and not {*nested_names(record.fields)} >= set(columns):

@@ -16,18 +16,18 @@ from transfer_cli.data.documents import (
     TextSplit,
     check_disjoint,
     digest_of,
-    expand,
+    expand_paths,
     file_parts,
     held_out_parts,
-    joined,
+    join_splits,
     path_begins,
 )
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import LineRule, WeightedSource, Whole
-from transfer_cli.errors import DataError, above_zero, at_least, listed, raised_as
-from transfer_cli.runs.environment import cores
+from transfer_cli.errors import DataError, above_zero, at_least, list_names, raised_as
+from transfer_cli.runs.environment import available_cores
 
 Documents = Literal["cross", "separate"]
 Pairs = Literal["nsp", "sop", "translation"]
@@ -88,12 +88,14 @@ class TextData(ABC):
                 "with pairs leave it at cross"
             )
 
-    def _told_apart(self, split: TextSplit, begins: Begins, by: str) -> TextSplit:
+    def _mark_documents(self, split: TextSplit, begins: Begins, by: str) -> TextSplit:
         """Return a split that says where documents begin, if that is asked for; see `TextSplit`."""
-        return replace(split, begins=begins, begins_by=by, apart=True) if self._asks else split
+        if not self._separates_documents:
+            return split
+        return replace(split, begins=begins, begins_by=by, apart=True)
 
     @property
-    def _asks(self) -> bool:
+    def _separates_documents(self) -> bool:
         """Whether documents are told apart in the tokens."""
         return self.documents == "separate" or self.pairs is not None
 
@@ -115,7 +117,7 @@ class TextFiles(TextData):
 
     Args:
         train: Paths, folders or globs, whose files are sorted by name, or splits of data sets of
-            the hub, see `hub_client.located`.
+            the hub, see `hub_client.resolve_path`.
         validation: The same. Without it, blocks of consecutive lines all over each training file
             are held out, the same ones for every seed; of several files, one of fewer than
             1 / `validation_share` lines is now and then held out as a whole.
@@ -165,6 +167,8 @@ class TextFiles(TextData):
         for weight in weights:
             above_zero("weights: each", weight)
         count = len(self._sources)
+        if len({*self._sources}) < count:
+            raise ValueError("weights: a part of train is named twice; name it once")
         if len(weights) != count:
             raise ValueError(
                 f"weights: {len(weights)} for {count} of train; give one for each path, folder or "
@@ -179,61 +183,63 @@ class TextFiles(TextData):
 
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; `seed` changes nothing, and of `data_dir` the cache alone is used."""
-        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        patterns = {"train": self.train, "validation": self.validation, "test": self.test}
         if only == (INPUT,):
             with raised_as(DataError, f"{INPUT}: ", DataError):
-                paths = expand(self.train)
-                whole = self._whole(paths, INPUT, KnownFiles(None))
-            return {INPUT: replace(whole, part_of=Whole(listed(paths, 1), None, ()))}
+                paths = expand_paths(self.train)
+                whole = self._whole_split(paths, INPUT, KnownFiles(None))
+            return {INPUT: replace(whole, part_of=Whole(list_names(paths, 1), None, ()))}
         files: dict[str, list[Path]] = {}
-        for name, named in given.items():
+        for name, named in patterns.items():
             with raised_as(DataError, f"data.{name}: ", DataError):
-                files |= {name: expand(named)} if named else {}
+                files |= {name: expand_paths(named)} if named else {}
         check_disjoint(files)
         if self.weights is not None:
-            check_disjoint({source: expand(source) for source in self._sources})
+            check_disjoint({source: expand_paths(source) for source in self._sources})
         with KnownFiles(cache_folder(str(data_dir)) / "files") as known:
             if "validation" not in files:
                 return self._held_out_splits(files, only, known)
-            return {name: self._whole(files[name], name, known) for name in wanted(files, only)}
+            names = select_names(files, only)
+            return {name: self._whole_split(files[name], name, known) for name in names}
 
-    def _whole(self, paths: list[Path], name: str, known: KnownFiles) -> TextSplit:
+    def _whole_split(self, paths: list[Path], name: str, known: KnownFiles) -> TextSplit:
         parts, fingerprint = self._parts(paths, name, known)
-        return self._joined(parts, paths, fingerprint)
+        return self._join_parts(parts, paths, fingerprint)
 
     def _parts(
         self, paths: list[Path], name: str, known: KnownFiles
     ) -> tuple[list[TextSplit], str]:
         parts, fingerprint = file_parts(paths, name, self.field, known)
-        if self._asks or self.heading is not None:
+        if self._separates_documents or self.heading is not None:
             by = "a row" if self.heading is None else self.heading
             parts = [
                 replace(
                     part, begins=partial(path_begins, path, self.field, self.heading),
-                    begins_by=by, apart=self._asks,
+                    begins_by=by, apart=self._separates_documents,
                 )
                 for path, part in zip(paths, parts, strict=True)
             ]  # fmt: skip
         return parts, fingerprint
 
-    def _joined(self, parts: list[TextSplit], paths: list[Path], fingerprint: str) -> TextSplit:
-        whole = joined(parts, fingerprint, listed(paths, 1), self.workers or cores())
+    def _join_parts(self, parts: list[TextSplit], paths: list[Path], fingerprint: str) -> TextSplit:
+        workers = self.workers or available_cores()
+        whole = join_splits(parts, fingerprint, list_names(paths, 1), workers)
         if self.weights is None or whole.name != "train":
             return whole
-        return replace(whole, sources=self._weighed(self.weights, whole))
+        return replace(whole, sources=self._weighted_sources(self.weights, whole))
 
-    def _weighed(self, weights: Sequence[float], whole: TextSplit) -> list[WeightedSource]:
-        weighed = []
+    def _weighted_sources(self, weights: Sequence[float], whole: TextSplit) -> list[WeightedSource]:
+        weighted = []
         for source, weight in zip(self._sources, weights, strict=True):
-            names = set(map(str, expand(source)))
+            names = set(map(str, expand_paths(source)))
             count = sum(names.issuperset(part.files) for part in whole.shards)
             if count == 0:
                 raise DataError(
                     f"data.weights: all of {source} is held out for validation; name "
                     "data.validation, or leave it out of data.train"
                 )
-            weighed.append(WeightedSource(source, count, weight))
-        return weighed
+            weighted.append(WeightedSource(source, count, weight))
+        return weighted
 
     def _held_out_splits(
         self, files: dict[str, list[Path]], only: Only, known: KnownFiles
@@ -244,27 +250,26 @@ class TextFiles(TextData):
             whole=self.lines in ("keep", "join") or self.pairs == "translation",
         )  # fmt: skip
         held_out = f"{100 * self.validation_share:g} % of its lines are held out for validation"
-        others = "its other lines are trained on"
+        left_out = {"train": held_out, "validation": "its other lines are trained on"}
         splits = {}
-        for name in wanted(("train", "validation", *files), only):
+        for name in select_names(("train", "validation", *files), only):
             if name == "test":
-                splits[name] = self._whole(files[name], name, known)
+                splits[name] = self._whole_split(files[name], name, known)
                 continue
-            keeps = name == "validation"
-            kept = [replace(part, name=name) for part in (validation if keeps else train)]
+            kept = [replace(part, name=name) for part in (train if name == "train" else validation)]
             fingerprint = digest_of(part.fingerprint for part in kept)
             splits[name] = replace(
-                self._joined(kept, files["train"], fingerprint),
-                part_of=Whole(listed(files["train"], 1), None, (others if keeps else held_out,)),
+                self._join_parts(kept, files["train"], fingerprint),
+                part_of=Whole(list_names(files["train"], 1), None, (left_out[name],)),
             )
         return splits
 
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return some files as one split, to score and not to train on."""
-    files = expand(paths)
+    files = expand_paths(paths)
     parts, fingerprint = file_parts(files, name, "text", KnownFiles(None))
-    return joined(parts, fingerprint, listed(files, 1), cores())
+    return join_splits(parts, fingerprint, list_names(files, 1), available_cores())
 
 
 def split_of_lines(
@@ -286,6 +291,6 @@ def split_of_lines(
     )
 
 
-def wanted(names: Iterable[str], only: Only) -> list[str]:
+def select_names(names: Iterable[str], only: Only) -> list[str]:
     """Return those of the names that are wanted, once each."""
     return [name for name in dict.fromkeys(names) if only is None or name in only]

@@ -131,7 +131,7 @@ class Tokenizer(ABC):
         return [self.pad] if self.cls == self.sep else [self.sep, self.cls]
 
     @property
-    def opens(self) -> int:
+    def document_start(self) -> int:
         """The token that stands before a document of running text."""
         return self.sep if self.before_text is None else self.before_text
 

@@ -109,7 +109,7 @@ class WordPiece(TokenizerRecipe):
 
     def key(self) -> str:
         key = f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
-        return key + _key_of(self.sentinels)
+        return key + _sentinels_key(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
@@ -157,7 +157,7 @@ class BytePairs(TokenizerRecipe):
         at_least("sentinels", self.sentinels, 0)
 
     def key(self) -> str:
-        return f"bytepairs 1 size={self.size}" + _key_of(self.sentinels)
+        return f"bytepairs 1 size={self.size}" + _sentinels_key(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
@@ -250,14 +250,14 @@ class Inherited(TokenizerRecipe):
 
     def key(self) -> str:
         """See `TokenizerRecipe`; without a model there is none."""
-        raise DataError(_ORPHAN)
+        raise DataError(_NO_MODEL)
 
     def make(self, lines: Lines) -> Tokenizer:
         """See `TokenizerRecipe`; without a model there is none."""
-        raise DataError(_ORPHAN)
+        raise DataError(_NO_MODEL)
 
 
-_ORPHAN = (
+_NO_MODEL = (
     "tokenizer=inherited is that of init_from=RUN, and there is none; take tokenizer=wordpiece."
 )
 
@@ -267,7 +267,7 @@ def sentinel_names(count: int) -> list[str]:
     return [SENTINEL.format(number) for number in range(count)]
 
 
-def _key_of(sentinels: int) -> str:
+def _sentinels_key(sentinels: int) -> str:
     return f" sentinels={sentinels}" if sentinels else ""
 
 

@@ -17,12 +17,12 @@ USUAL_LABELS = (
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 
-def is_known(name: str) -> bool:
+def is_usual_name(name: str) -> bool:
     """Return whether people call columns of texts or labels so, in one word."""
-    return max(rank(name, USUAL_TEXTS), rank(name, USUAL_LABELS)) > 1
+    return max(usual_rank(name, USUAL_TEXTS), usual_rank(name, USUAL_LABELS)) > 1
 
 
-def rank(name: str, known: Sequence[str]) -> int:
+def usual_rank(name: str, known: Sequence[str]) -> int:
     """Return 0 for a name that is not known, 1 if it ends with a known word, more if it is one."""
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or words[-1] not in known:

@@ -15,7 +15,7 @@ class Chosen:
 
     Args:
         label: "" where rows have none.
-        said: Those that were found under other names than the usual.
+        notes: Those that were found under other names than the usual.
         labels: Columns that each say of one label whether a text has it, in place of `label`.
         texts: Columns whose texts are joined to the text, which is then called by all of them.
         join: What stands between these.
@@ -24,25 +24,25 @@ class Chosen:
     text: str
     pair: str | None
     label: str
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     join: str = " "
 
     @property
-    def read(self) -> set[str]:
+    def names(self) -> set[str]:
         """The names of all."""
         labels = self.labels or (self.label,)
         texts = self.texts or (self.text,)
         return {*texts, *filter(None, labels), *([] if self.pair is None else [self.pair])}
 
-    def asked(self) -> "Wanted":
+    def as_wanted(self) -> "Wanted":
         """Return them as they could have been typed."""
         label = None if self.labels else self.label or None
         text = None if self.texts else self.text
         return Wanted(text, self.pair, label, self.labels, self.texts, self.join)
 
-    def joined(self, record: Record, name: str) -> Record:
+    def join_texts(self, record: Record, name: str) -> Record:
         """Return a record with the texts of several columns as one, but for empty ones."""
         if not self.texts:
             return record
@@ -87,10 +87,10 @@ class Wanted:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are names."""
-        typed = (self.text, self.pair, self.label, *self.labels, *self.texts)
-        return tuple(column for column in typed if column is not None and not column.isdigit())
+        columns = (self.text, self.pair, self.label, *self.labels, *self.texts)
+        return tuple(column for column in columns if column is not None and not column.isdecimal())
 
-    def or_like(self, other: "Wanted", names: Collection[str]) -> "Wanted":
+    def filled_from(self, other: "Wanted", names: Collection[str]) -> "Wanted":
         """Return the same with the columns of another table where nothing was typed."""
         taken: dict[str, Any] = {
             what: name
@@ -116,7 +116,7 @@ Typed = str | int | Sequence[str | int] | None
 """A column as a config has it, or several."""
 
 
-def typed(text: Typed, pair: str | int | None, label: Typed, join: str = "space") -> Wanted:
+def parse_columns(text: Typed, pair: str | int | None, label: Typed, join: str = "space") -> Wanted:
     """Return columns as a config has them."""
     one_text, texts = _one_or_several(text)
     one_label, labels = _one_or_several(label)

@@ -7,7 +7,6 @@ memory at once.
 """
 
 import logging
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.readers import numbered_lines, open_file, read_line, without_end
+from transfer_cli.data import readers
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, raised_as
 
@@ -48,10 +47,10 @@ class WordVectors:
     def open(cls, path: Path) -> "WordVectors":
         """Return what the beginning of a file says."""
         with raised_as(DataError, f"{KEY}: ", DataError):
-            file = open_file(path)
+            file = readers.open_file(path)
         with file:
-            first = without_end(read_line(file, str(path), 1, _PART_BYTES))
-            start = file.read(_PART_BYTES // 1024)
+            first = readers.without_end(readers.read_line(file, str(path), 1, _PART_BYTES))
+            start, _ = readers.peek(file, _PART_BYTES // 1024, str(path))
         fields = first.split()
         # Numbers in binary are not without low bytes for long.
         is_binary = path.suffix == ".bin" or min(start, default=9) < ord("\t")
@@ -75,12 +74,12 @@ class WordVectors:
                 f"embeddings of {wanted}; take other vectors, or model.embedding_width={self.size}"
             )
 
-    def read(self, wants: Callable[[str], bool]) -> Iterator[tuple[str, Vector]]:
+    def read(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Vector]]:
         """Yield words that are wanted, with their vectors, in the order of the file."""
-        return self._read_binary(wants) if self.is_binary else self._read_text(wants)
+        return self._read_binary(is_wanted) if self.is_binary else self._read_text(is_wanted)
 
-    def _read_text(self, wants: Callable[[str], bool]) -> Iterator[tuple[str, Vector]]:
-        for number, line in numbered_lines(self.path):
+    def _read_text(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Vector]]:
+        for number, line in readers.numbered_lines(self.path):
             if number == 1 and self.count is not None:
                 continue
             # Some words of GloVe hold spaces.
@@ -88,7 +87,7 @@ class WordVectors:
             if len(numbers) < self.size:
                 actual = f"{len(numbers)} after {word[:_SHOWN]!r}"
                 raise self._broken(f"line {number}", actual)
-            if wants(word):
+            if is_wanted(word):
                 try:
                     vector = np.array(numbers, np.float32)
                 except ValueError as error:
@@ -96,23 +95,23 @@ class WordVectors:
                     raise self._broken(f"line {number}", actual) from error
                 yield word, self._finite(vector, f"line {number}")
 
-    def _read_binary(self, wants: Callable[[str], bool]) -> Iterator[tuple[str, Vector]]:
+    def _read_binary(self, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Vector]]:
         size = 4 * self.size
-        with open_file(self.path) as file:
-            read_line(file, str(self.path), 1, _PART_BYTES)
+        with readers.open_file(self.path) as file:
+            readers.read_line(file, str(self.path), 1, _PART_BYTES)
             part, at = b"", 0
             for number in range(1, (self.count or 0) + 1):
                 while (end := part.find(b" ", at)) < 0 or len(part) < end + 1 + size:
                     try:
                         further = file.read(_PART_BYTES)
-                    except (OSError, EOFError, zlib.error) as error:
+                    except readers.UNREADABLE as error:
                         raise self._broken(f"word {number}", str(error)) from error
                     if not further or (end < 0 and len(part) - at > _PART_BYTES):
                         raise self._broken(f"word {number}", "the end of the file, or no word")
                     part, at = part[at:] + further, 0
                 word = part[at:end].lstrip(b"\n").decode("utf-8", "replace")
                 at = end + 1 + size
-                if wants(word):
+                if is_wanted(word):
                     vector = np.frombuffer(part, "<f4", self.size, end + 1)
                     yield word, self._finite(vector, f"word {number}")
 
@@ -127,7 +126,7 @@ class WordVectors:
         )
 
 
-def rows_of(vectors: WordVectors, tokenizer: Tokenizer) -> dict[int, Vector]:
+def token_vectors(vectors: WordVectors, tokenizer: Tokenizer) -> dict[int, Vector]:
     """Return the vectors of tokens that are words, by number.
 
     A token is a word if it can begin one, so that `play` is one, of which `playing` may be made,
@@ -141,10 +140,10 @@ def rows_of(vectors: WordVectors, tokenizer: Tokenizer) -> dict[int, Vector]:
             spelled[word].append(token)
     rows, exact = dict[int, Vector](), set[str]()
 
-    def wants(word: str) -> bool:
+    def is_wanted(word: str) -> bool:
         return word in spelled or tokenizer.normalized(word) in spelled
 
-    for word, vector in vectors.read(wants):
+    for word, vector in vectors.read(is_wanted):
         is_exact = word in spelled
         name = word if is_exact else tokenizer.normalized(word)
         # The first of several is the most frequent one.

@@ -52,27 +52,27 @@ class Average:
         """Take the weights that are about to be validated."""
 
     def _values(self) -> list[Tensor]:
-        return _local(self._copies[0])
+        return _local_tensors(self._copies[0])
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Have the model compute with the average inside of the block."""
-        plain = _local(self._copy())
-        self._fill(self._values())
+        plain = _local_tensors(self._copy_tensors())
+        self._set_tensors(self._values())
         try:
             yield
         finally:
-            self._fill(plain)
+            self._set_tensors(plain)
 
     @torch.no_grad()
-    def _fill(self, values: list[Tensor]) -> None:
+    def _set_tensors(self, values: list[Tensor]) -> None:
         reshard = getattr(self._model, "reshard", None)
         if reshard is not None:  # what an evaluation has gathered is that of before
             reshard()
-        for tensor, value in zip(_local(self._tensors), values, strict=True):
+        for tensor, value in zip(_local_tensors(self._tensors), values, strict=True):
             tensor.copy_(value)
 
-    def _copy(self) -> dict[str, Tensor]:
+    def _copy_tensors(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
 
     def note(
@@ -121,10 +121,10 @@ class EMA(Average):
     def on_step(self) -> None:
         """Move the average towards the weights after a step."""
         if not self._copies:
-            self._copies = [self._copy()]
+            self._copies = [self._copy_tensors()]
         else:
             decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
-            get_ema_multi_avg_fn(decay)(self._values(), _local(self._tensors), None)
+            get_ema_multi_avg_fn(decay)(self._values(), _local_tensors(self._tensors), None)
         self._steps += 1
 
 
@@ -142,17 +142,17 @@ class LastK(Average):
     def on_validation(self) -> None:
         """Keep the weights in place of the oldest."""
         del self._copies[: len(self._copies) - self._last + 1]
-        self._copies.append(self._copy())
+        self._copies.append(self._copy_tensors())
 
     def _values(self) -> list[Tensor]:
-        first, *others = map(_local, self._copies)
+        first, *others = map(_local_tensors, self._copies)
         mean = [tensor.clone() for tensor in first]
         for number, values in enumerate(others, start=1):
             get_swa_multi_avg_fn()(mean, values, number)
         return mean
 
 
-def by_weights(measures: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def split_by_weights(measures: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return the measures of the plain weights and those of the averaged ones."""
     sides: dict[str, dict[str, float]] = {PLAIN: {}, AVERAGED: {}}
     for name, value in measures.items():
@@ -162,6 +162,6 @@ def by_weights(measures: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return sides
 
 
-def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def _local_tensors(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the tensors; of sharded ones, the parts of this process, in the same memory."""
     return [t.to_local() if hasattr(t, "to_local") else t for t in tensors.values()]

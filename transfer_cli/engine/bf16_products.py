@@ -23,7 +23,7 @@ from transfer_cli.safe_files import UnreadableError, read_json
 COMMANDS = ("pretrain",)
 """Those whose `precision=auto` asks for it. With short texts casts took longer than was gained."""
 
-PAYS_FROM = 2.0
+MIN_SPEEDUP = 2.0
 """How many times as fast as in float32 a product in bfloat16 must be.
 
 Casts take a part of what products gain, and fewer bits have to bring something.
@@ -34,21 +34,21 @@ _FEWEST, _PRODUCTS, _SECONDS = 2, 6, 0.05
 """How many products are timed: so many at least, and more within this time. The first is slow."""
 
 
-def pay(cache: Path) -> bool:
+def is_fast(cache: Path) -> bool:
     """Return whether products in bfloat16 are fast on this CPU; in `cache` it is kept."""
     record = cache / "machines" / f"{_machine()}.json"
     try:
         rates = read_json(record)
-        return bool(rates["bfloat16"] >= PAYS_FROM * rates["float32"])
+        return bool(rates["bfloat16"] >= MIN_SPEEDUP * rates["float32"])
     except (OSError, UnreadableError, KeyError, TypeError):
-        rates = measured()
+        rates = measure_rates()
     with suppress(OSError, RunError):  # it is measured again next time
         record.parent.mkdir(parents=True, exist_ok=True)
         write_json(record, rates)
-    return rates["bfloat16"] >= PAYS_FROM * rates["float32"]
+    return rates["bfloat16"] >= MIN_SPEEDUP * rates["float32"]
 
 
-def measured() -> dict[str, float]:
+def measure_rates() -> dict[str, float]:
     """Return how fast products are in each type, in GFLOP/s."""
     return {
         str(kind).removeprefix("torch."): _rate(kind) for kind in (torch.float32, torch.bfloat16)
@@ -77,7 +77,7 @@ def _machine() -> str:
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=8).hexdigest()
 
 
-def precision_of(command: str, device: str, precision: str) -> Precision:
+def command_precision(command: str, device: str, precision: str) -> Precision:
     """Return this process's device, and the precision of a command, in which processes agree.
 
     auto is bf16 on a CPU, too, for some commands, if its products in bf16 are fast.
@@ -85,5 +85,5 @@ def precision_of(command: str, device: str, precision: str) -> Precision:
     chosen = device_and_precision(device, precision)
     if precision != "auto" or command not in COMMANDS or chosen.device.type != "cpu":
         return chosen
-    kind = distributed.broadcast_text("bf16" if pay(home_cache()) else "fp32")
+    kind = distributed.broadcast_text("bf16" if is_fast(home_cache()) else "fp32")
     return replace(chosen, kind=kind)

@@ -48,12 +48,12 @@ class CarriedMemory:
         self._next = step + 1
         if step % self._steps_per_epoch == 0:
             for memory in self._memories:
-                memory.empty()
+                memory.clear()
 
     def memory(self, micro_batch: int, rows: int) -> Memory:
         """Return that of a micro-batch of so many lanes, by its number in the step."""
         memory = self._memories[micro_batch]
-        memory.of_first(rows)
+        memory.keep_first(rows)
         return memory
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -61,8 +61,8 @@ class CarriedMemory:
 
         States are `[B, L, M, D]`, documents `[B, M]`. There are none where an epoch begins.
         """
-        length = max((memory.length for memory in self._memories), default=0)
-        length = distributed.all_reduce_max(length)
+        longest = max((memory.length for memory in self._memories), default=0)
+        length = distributed.all_reduce_max(longest)
         if not length or self._next % self._steps_per_epoch == 0:
             return {}
         states = torch.zeros(self._batch, self._places, length, self._width, device=self._device)

@@ -20,10 +20,10 @@ from transfer_cli.model.transfer_model import Pass, TransferModel
 FEWEST_STEPS = 500
 """Steps from which on `auto` compiles: those of the minute or so that it takes, and as many."""
 
-OLDEST_GPU = 7, 0
+MIN_CAPABILITY = 7, 0
 """The compute capability that Triton asks for."""
 
-GRAPHS = 256
+MAX_GRAPHS = 256
 """How many graphs of one pass there may be: each stage of a schedule that freezes needs its own."""
 
 
@@ -39,14 +39,14 @@ class FullBatches:
         self._shrink = shrink
         self._most = self._last = 1
 
-    def __call__(self, made: Pass) -> AbstractContextManager[object]:
+    def __call__(self, passed: Pass) -> AbstractContextManager[object]:
         """Return the context of a pass."""
-        is_whole = min(made.lengths, default=0) == made.positions
+        is_whole = min(passed.lengths, default=0) == passed.positions
         if torch.is_grad_enabled() and is_whole:
             full = min(self._most, self._last) if self._shrink else self._most
-            self._last = made.sequences
-            if made.sequences >= full:
-                self._most = made.sequences
+            self._last = passed.sequences
+            if passed.sequences >= full:
+                self._most = passed.sequences
                 return nullcontext()
         eager: AbstractContextManager[object] = torch.compiler.set_stance("eager_on_recompile")
         return eager
@@ -64,12 +64,12 @@ def compile_passes(
     10 microseconds, and a step has 700.
     """
     # Now: the error of the first step would be long and late.
-    if missing := missing_for(device):
+    if missing := missing_compiler(device):
         raise ConfigError(
             f"loop.compile: it needs {missing}, which is not there; install it, or leave "
             "loop.compile out"
         )
-    torch._dynamo.config.recompile_limit = GRAPHS
+    torch._dynamo.config.recompile_limit = MAX_GRAPHS
     _set_up_inductor()
     backbones = [part for part in model.modules() if isinstance(part, Backbone)]
     parts = [part for part in backbones if not isinstance(part, Stack)]
@@ -101,7 +101,7 @@ def why_eager(
 ) -> str:
     """Return why `loop.compile=auto` leaves a run of so many steps as it is; "": it compiles.
 
-    What is `missing` says `missing_for`.
+    What is `missing` says `missing_compiler`.
     """
     reasons = {
         "on no GPU": device.type != "cuda",
@@ -113,18 +113,18 @@ def why_eager(
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def missing_for(device: torch.device) -> str:
+def missing_compiler(device: torch.device) -> str:
     """Return what torch's compiler needs for a device and is not there; "" for nothing."""
     names = ("CXX", "g++", "clang++")
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "the package triton"
-        if torch.cuda.get_device_capability(device) < OLDEST_GPU:
-            return "a GPU of compute capability 7.0"
+        if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+            return "a GPU of compute capability 7.0 or higher"
         # Triton builds what calls its kernels.
         if not (Path(sysconfig.get_paths("posix_prefix")["include"]) / "Python.h").exists():
             return "Python.h (package python3-dev)"
         names = ("CC", "gcc", "clang")
     compilers = (os.environ.get(names[0]), *names[1:])
-    there = any(name and shutil.which(name) for name in compilers)
-    return "" if there else f"a compiler ({names[1]} or {names[2]})"
+    has_compiler = any(name and shutil.which(name) for name in compilers)
+    return "" if has_compiler else f"a compiler ({names[1]} or {names[2]})"

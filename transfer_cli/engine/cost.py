@@ -23,17 +23,17 @@ from torch import Tensor, nn
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler
 from transfer_cli.model.products import (
-    CROSS,
+    CROSS_PAIR,
     DISTANCE,
-    NEAR,
+    NEAR_PAIR,
     PAIR,
     PLACE,
     REMEMBERED,
     SOURCE,
     TOKEN,
-    Products,
+    ProductCounter,
 )
-from transfer_cli.model.sparse_attention import SparsePart, parts_of
+from transfer_cli.model.sparse_attention import SparsePart, sparse_parts
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
 
@@ -66,10 +66,10 @@ def prices_of(model: TransferModel, trains: Set[str]) -> dict[str, Price]:
 
 
 def _prices(model: TransferModel, trained: Set[int]) -> dict[str, Price]:
-    counted = Products(trained)
-    moves = counted.through(model.backbone, moves=False)
-    _count_heads(counted, model, moves=counted.through(model.readout, moves=moves))
-    prices = {unit: Price(*price) for unit, price in counted.prices.items()}
+    counter = ProductCounter(trained)
+    needs_grad = counter.count(model.backbone, needs_grad=False)
+    _count_heads(counter, model, needs_grad=counter.count(model.readout, needs_grad=needs_grad))
+    prices = {unit: Price(*price) for unit, price in counter.prices.items()}
     for prefix, inner in models_inside(model):
         prices |= {f"{prefix}{unit}": price for unit, price in _prices(inner, trained).items()}
     return prices
@@ -120,10 +120,10 @@ def amounts_of_texts(
         counted[unit] = texts * pairs[0], texts * pairs[1]
     if shape.has_encoder:
         counted |= {f"{SOURCE}{unit}": of_target for unit, of_target in counted.items()}
-        counted[CROSS] = texts * length**2, texts * length**2
+        counted[CROSS_PAIR] = texts * length**2, texts * length**2
     for name, head in simple_heads(model):
         rows = scored.get(name, texts)
-        units = [head_unit(name), *(unit for unit, _ in head_products(name, head))]
+        units = [head_unit(name), *(unit for unit, _ in head_linears(name, head))]
         counted |= dict.fromkeys(units, (rows, rows))
     amounts: dict[tuple[str, bool], Sequence[float]] = {(u, True): n for u, n in counted.items()}
     for prefix, inner in models_inside(model):
@@ -145,20 +145,20 @@ def training_flops(model: TransferModel, length: int) -> int:
     return total // length
 
 
-def _count_heads(counted: Products, model: TransferModel, *, moves: bool) -> None:
+def _count_heads(counter: ProductCounter, model: TransferModel, *, needs_grad: bool) -> None:
     """Count the heads; a pooler comes before those that read what it returns."""
     heads = sorted(simple_heads(model), key=lambda head: not isinstance(head[1], Pooler))
     for name, head in heads:
-        inside = moves
-        for unit, part in head_products(name, head):
-            inside = counted.through(part, unit, moves=inside)
+        inside = needs_grad
+        for unit, part in head_linears(name, head):
+            inside = counter.count(part, unit, needs_grad=inside)
         if isinstance(head, Pooler):
-            moves = inside
+            needs_grad = inside
         if isinstance(head, LanguageModelHead):
-            table: Tensor = getattr(head, "weight", model.backbone.lender.token_embedding.weight)
-            inside = inside or counted.trains(getattr(head, "norm", None))
-            trains = counted.trains(table)
-            counted.add(head_unit(name), table.numel(), moves=inside, trains=trains)
+            table: Tensor = getattr(head, "weight", model.backbone.embedder.token_embedding.weight)
+            inside = inside or counter.trains(getattr(head, "norm", None))
+            trains = counter.trains(table)
+            counter.add(head_unit(name), table.numel(), needs_grad=inside, trains=trains)
 
 
 def head_unit(name: str, inner: str = "") -> str:
@@ -166,14 +166,14 @@ def head_unit(name: str, inner: str = "") -> str:
     return f"heads.{name}.{inner}".rstrip(".")
 
 
-def head_products(name: str, head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def head_linears(name: str, head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers of a head, each with its unit."""
     for inner, part in head.named_modules():
         if isinstance(part, nn.Linear):
             yield head_unit(name, inner), part
 
 
-class Tally:
+class FlopCounter:
     """Counts what passes through a model, and through others beside it, while it is asked to.
 
     A pass costs a few additions of whole numbers on the host, whatever its size.
@@ -213,27 +213,27 @@ class Tally:
             for model, _ in self._watched:
                 model.on_pass = None
 
-    def counted(self) -> Flops:
-        """Return what was counted since `take`."""
+    def flops(self) -> Flops:
+        """Return what was counted since `take_flops`."""
         total = Flops()
         for stage, amounts in self._amounts.items():
             total = total.plus(flops_of(amounts, self.prices[stage]))
         return total
 
-    def take(self) -> Flops:
+    def take_flops(self) -> Flops:
         """Return what was counted since this was last called."""
-        total = self.counted()
+        total = self.flops()
         self._amounts = {}
         return total
 
-    def of_passes(self, passes: Iterable[Pass]) -> Flops:
+    def flops_of_passes(self, passes: Iterable[Pass]) -> Flops:
         """Return what passes without a backward one take, which nobody need have made."""
         before, self._amounts = self._amounts, {}
         _, note = self._watched[-1]
         with torch.no_grad(), self.counting(0):
-            for made in passes:
-                note(made)
-        flops, self._amounts = self.counted(), before
+            for passed in passes:
+                note(passed)
+        flops, self._amounts = self.flops(), before
         return flops
 
     def amounts(self) -> dict[tuple[str, bool], list[int]]:
@@ -251,7 +251,7 @@ class Tally:
         kinds = kinds_of_pairs(model.backbone.shape)
         self._watched.append((model, partial(self._pass, prefix, kinds)))
         for name, head in simple_heads(model):
-            for unit, layer in head_products(name, head):
+            for unit, layer in head_linears(name, head):
                 layer.register_forward_hook(self._rows(f"{prefix}{unit}"))
             if isinstance(head, LanguageModelHead):
                 head.on_rows = partial(self._add, f"{prefix}{head_unit(name)}")
@@ -262,23 +262,23 @@ class Tally:
 
         return note
 
-    def _pass(self, prefix: str, kinds: Mapping[str, "SeenPairs"], made: Pass) -> None:
-        lengths, places = made.lengths, made.sequences * made.positions
+    def _pass(self, prefix: str, kinds: Mapping[str, "SeenPairs"], passed: Pass) -> None:
+        lengths, places = passed.lengths, passed.sequences * passed.positions
         real = sum(lengths)
-        self._add(f"{prefix}{TOKEN}", made.tokens, real)
+        self._add(f"{prefix}{TOKEN}", passed.tokens, real)
         self._add(f"{prefix}{PLACE}", places, real)
-        self._add(f"{prefix}{REMEMBERED}", made.sequences * made.earlier)
-        self._add(f"{prefix}{DISTANCE}", made.positions + made.earlier)
+        self._add(f"{prefix}{REMEMBERED}", passed.sequences * passed.earlier)
+        self._add(f"{prefix}{DISTANCE}", passed.positions + passed.earlier)
         for unit, seen in kinds.items():
             done, real_pairs = seen.pairs(
-                lengths, made.positions, causal=made.causal, earlier=made.earlier
+                lengths, passed.positions, causal=passed.causal, earlier=passed.earlier
             )
-            self._add(f"{prefix}{unit}", made.sequences * done, real_pairs)
-        if made.source is not None:
-            self._pass(f"{prefix}{SOURCE}", kinds, made.source)
-            pairs = zip(lengths, made.source.lengths, strict=True)
-            done = places * made.source.positions
-            self._add(f"{prefix}{CROSS}", done, sum(length * read for length, read in pairs))
+            self._add(f"{prefix}{unit}", passed.sequences * done, real_pairs)
+        if passed.source is not None:
+            self._pass(f"{prefix}{SOURCE}", kinds, passed.source)
+            pairs = zip(lengths, passed.source.lengths, strict=True)
+            done = places * passed.source.positions
+            self._add(f"{prefix}{CROSS_PAIR}", done, sum(length * read for length, read in pairs))
 
     def _add(self, unit: str, done: int, real: int | None = None) -> None:
         if self._stage is None:
@@ -300,18 +300,18 @@ class SeenPairs(NamedTuple):
     ) -> tuple[int, int]:
         """Return how many pairs are computed of a text with padding, and seen in all texts."""
         if self.part is not None:
-            return self.part.computed(positions), sum(map(self.part.pairs, lengths))
+            return self.part.pairs_computed(positions), sum(map(self.part.pairs_seen, lengths))
         seen = pairs_seen(lengths, causal=causal, window=self.window, earlier=earlier)
         return positions * (positions + earlier), seen
 
 
 def kinds_of_pairs(shape: BackboneShape) -> dict[str, SeenPairs]:
     """Return the units that are pairs in the blocks of this shape."""
-    kinds = {part.name: SeenPairs(part=part) for parts in parts_of(shape) for part in parts}
+    kinds = {part.name: SeenPairs(part=part) for parts in sparse_parts(shape) for part in parts}
     if not kinds:
         kinds[PAIR] = SeenPairs()
     if any(shape.has_window):
-        kinds[NEAR] = SeenPairs(shape.window)
+        kinds[NEAR_PAIR] = SeenPairs(shape.window)
     return kinds
 
 

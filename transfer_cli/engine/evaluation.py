@@ -27,7 +27,7 @@ from transfer_cli.data.split import Dataset, Split, TextContext
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, NotFiniteError
-from transfer_cli.fitting import FILLED, Made, fitting, free_bytes, in_halves
+from transfer_cli.fitting import FILLED, Result, free_bytes, halve_if_out_of_memory, rows_that_fit
 from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import TransferModel
@@ -35,7 +35,7 @@ from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sa
 from transfer_cli.progress import progress
 from transfer_cli.seeds import ExampleNoise
 
-LEAST_BLOCKS = 32
+MIN_LANE_BLOCKS = 32
 """Blocks of a lane, at least: its first ones are read twice, to have something to remember."""
 
 
@@ -66,7 +66,7 @@ class Portion:
         return {**batch, "next_tokens": next_BT}
 
 
-def portions_of(
+def portions_by_process(
     split: Split, context: TextContext | None, batch: int, world_size: int
 ) -> list[list[Portion]]:
     """Return the portions of each process, of `batch` rows at most; every row counts once.
@@ -78,18 +78,18 @@ def portions_of(
     if context is None or context.by != "memory":
         whole = [Portion.of(rows) for rows in micro_batches(order, batch)]
         return [shard(whole, rank, world_size) for rank in range(world_size)]
-    lanes = _lanes(order, math.ceil(context.tokens / context.stride))
-    return [_side_by_side(shard(lanes, rank, world_size), batch) for rank in range(world_size)]
+    lanes = _cut_into_lanes(order, math.ceil(context.tokens / context.stride))
+    return [_batch_lanes(shard(lanes, rank, world_size), batch) for rank in range(world_size)]
 
 
-def _lanes(rows: np.ndarray, read_before: int) -> list[Portion]:
+def _cut_into_lanes(rows: np.ndarray, read_before: int) -> list[Portion]:
     """Cut the blocks of a text into lanes, equally long but for the last one.
 
     All but the first begin with `read_before` blocks that the lane before has scored.
     """
     # Lanes in which running text is scored, so that several blocks pass through the model at once.
     most_lanes = 16
-    count = max(1, min(most_lanes, len(rows) // max(LEAST_BLOCKS, 4 * read_before)))
+    count = max(1, min(most_lanes, len(rows) // max(MIN_LANE_BLOCKS, 4 * read_before)))
     length = math.ceil((len(rows) + (count - 1) * read_before) / count)
     lanes = [Portion.of(rows[:length])]
     for number in range(1, count):
@@ -99,23 +99,23 @@ def _lanes(rows: np.ndarray, read_before: int) -> list[Portion]:
     return lanes
 
 
-def _side_by_side(lanes: Sequence[Portion], batch: int) -> list[Portion]:
+def _batch_lanes(lanes: Sequence[Portion], batch: int) -> list[Portion]:
     """Return the n-th blocks of up to `batch` lanes, for each n, then those of the next lanes."""
     portions = []
     for begin in range(0, len(lanes), batch):
         group = lanes[begin : begin + batch]
         for number in range(max(len(lane.rows) for lane in group)):
-            there = [lane for lane in group if number < len(lane.rows)]
-            rows = np.array([lane.rows[number] for lane in there])
-            is_scored = np.array([lane.is_scored[number] for lane in there])
+            longer = [lane for lane in group if number < len(lane.rows)]
+            rows = np.array([lane.rows[number] for lane in longer])
+            is_scored = np.array([lane.is_scored[number] for lane in longer])
             portions.append(Portion(rows, is_scored, begins=number == 0))
     return portions
 
 
-USUAL, MOST = 32, 512
+USUAL_ROWS, MAX_ROWS = 32, 512
 """Rows that `batch=auto` lets pass at once: on a CPU, and on a GPU at least and at most."""
 
-SHOWN = 60
+SHOWN_CHARACTERS = 60
 """Characters of a text in an error."""
 
 
@@ -171,7 +171,7 @@ class EachExample:
                 map(int, portion.rows),
                 results.loss.double().tolist(),
                 results.targets.tolist(),
-                row_by_row(results.predicted, len(results.loss)),
+                values_by_row(results.predicted, len(results.loss)),
                 strict=True,
             )
             self._rows += itertools.compress(rows, portion.is_scored)
@@ -184,13 +184,13 @@ class EachExample:
         return [Outcome(*row) for row in sorted(rows, key=itemgetter(0))]
 
 
-def row_by_row(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Any]]:
+def values_by_row(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Any]]:
     """Return the values of each row of a batch, as plain numbers and lists of them."""
     columns = {name: value.tolist() for name, value in tensors.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 
-class Sums(Metric):
+class SplitSums(Metric):
     """Sums of an objective over a split, exact on any number of processes."""
 
     @reinit__is_reduced
@@ -214,11 +214,11 @@ class Sums(Metric):
 
     def compute(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return the totals and counts over everything."""
-        totals, counts = map(_over_processes, self._sums)
+        totals, counts = map(_sum_over_processes, self._sums)
         return totals, {name: int(count) for name, count in counts.items()}
 
 
-def _over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _sum_over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # A process without examples has no names; the first one always has some. Gathered, since a
     # broadcast waits without limit for a process that hangs in its share.
     shapes_here = json.dumps({name: list(value.shape) for name, value in sums.items()})
@@ -231,16 +231,17 @@ def _over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.view(shapes[name]) for name, part in zip(values, parts, strict=True)}
 
 
-def batch_of(asked: int | str, model: TransferModel, device: torch.device) -> int:
+def inference_batch_size(asked: int | str, model: TransferModel, device: torch.device) -> int:
     """Return how many rows pass at once where nothing trains; for auto what fits into a GPU."""
     if asked != "auto":
         return int(asked)
     if device.type != "cuda":
-        return USUAL
+        return USUAL_ROWS
     shape = model.backbone.shape
     kept = 8 * shape.width + FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
     row = 4 * shape.positions * kept  # of one block at a time, in float32
-    return max(USUAL, fitting(MOST, FILLED * free_bytes(device), lambda rows: rows * row))
+    fitting = rows_that_fit(MAX_ROWS, FILLED * free_bytes(device), lambda rows: rows * row)
+    return max(USUAL_ROWS, fitting)
 
 
 def evaluate(
@@ -258,7 +259,7 @@ def evaluate(
     `each` collects the results of every row, which takes a second pass through the head. Where
     `split.answered` are fewer, of those alone.
     """
-    scored = partial(_scored, model, objective, batch=batch, precision=precision)
+    scored = partial(_evaluate_split, model, objective, batch=batch, precision=precision)
     some = split.answered_part()
     if not objective.writes_answers or some is split:
         return scored(split, each=each)
@@ -266,7 +267,7 @@ def evaluate(
     return replace(whole, measures=part.measures | whole.measures)
 
 
-def _scored(
+def _evaluate_split(
     model: TransferModel,
     objective: Objective,
     split: Split,
@@ -278,11 +279,11 @@ def _scored(
     if each is None and split.scorer is not None:
         each = EachExample()
     context = split.context if objective.keeps_tokens else None
-    memory = _memory_of(context)
-    shares = portions_of(split, context, batch, distributed.world_size())
+    memory = _new_memory(context)
+    shares = portions_by_process(split, context, batch, distributed.world_size())
     share = shares[distributed.rank()]
 
-    def judged(
+    def score_view(
         whole: TransferModel, view: Batch
     ) -> tuple[dict[str, Tensor], ExampleResults | None]:
         encoded = Encoding(whole, view, memory)
@@ -290,17 +291,17 @@ def _scored(
         results = None if each is None else each.results_of(objective)(whole, view, encoded)
         return tallies, results
 
-    def pass_of(portion: Portion) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
+    def score_portion(portion: Portion) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
         if memory is not None:
-            memory.of_first(0 if portion.begins else len(portion.rows))
+            memory.keep_first(0 if portion.begins else len(portion.rows))
         read = portion.targets_in(split.data.batch(portion.rows))
         prepared = objective.prepare(read, evaluation_noise())
         view = to_device(with_facts(prepared), precision.device)
         with without_gradients(model), precision.context():
-            return prepared, *model(lambda whole: judged(whole, view))
+            return prepared, *model(lambda whole: score_view(whole, view))
 
     def score(engine: Engine, portion: Portion) -> list[tuple[dict[str, Tensor], dict[str, int]]]:
-        passed = _passed(portion, pass_of, model, memory)
+        passed = _in_parts(portion, score_portion, model, memory)
         more(1)
         if engine.state.iteration > len(share):
             # This process has no more batches, but the others need its part of the model.
@@ -309,8 +310,9 @@ def _scored(
             each.note((part, results) for part, (_, _, results) in passed)
         return [(tallies, objective.counts(prepared)) for _, (prepared, tallies, _) in passed]
 
-    engine = _quiet(Engine(score))
-    sums = Sums(skip_unrolling=True)
+    engine = Engine(score)
+    engine.logger.setLevel(logging.CRITICAL)  # an error is reported once, by the command
+    sums = SplitSums(skip_unrolling=True)
     sums.attach(engine, "sums")
     model.eval()
     missing = max(map(len, shares)) - len(share)
@@ -319,7 +321,7 @@ def _scored(
     totals, counts = engine.state.metrics["sums"]
     if not all(bool(total.isfinite().all()) for total in totals.values()):
         finite = zip(share, sums.finite, strict=False)
-        _name_first(split, finite, lambda row: pass_of(Portion.of(row))[1])
+        _raise_not_finite(split, finite, lambda row: score_portion(Portion.of(row))[1])
     reshard(model)
     measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:
@@ -329,26 +331,21 @@ def _scored(
     return Scores(measures, objective.tables(totals), counts)
 
 
-def _memory_of(context: TextContext | None) -> Memory | None:
+def _new_memory(context: TextContext | None) -> Memory | None:
     return Memory(context.tokens) if context is not None and context.by == "memory" else None
 
 
-def _passed(
-    portion: Portion, pass_of: Callable[[Portion], Made], model: nn.Module, memory: Memory | None
-) -> list[tuple[Portion, Made]]:
+def _in_parts(
+    portion: Portion, score: Callable[[Portion], Result], model: nn.Module, memory: Memory | None
+) -> list[tuple[Portion, Result]]:
     """Return a portion and what came of it, or parts of it where memory ran out."""
     if memory is not None or hasattr(model, "reshard"):  # lanes and shards pass as a whole
-        return [(portion, pass_of(portion))]
-    parts = in_halves(portion.rows, lambda rows: pass_of(Portion.of(rows)))
+        return [(portion, score(portion))]
+    parts = halve_if_out_of_memory(portion.rows, lambda rows: score(Portion.of(rows)))
     return [(Portion.of(rows), made) for rows, made in parts]
 
 
-def _quiet(engine: Engine) -> Engine:
-    engine.logger.setLevel(logging.CRITICAL)  # an error is reported once, by the command
-    return engine
-
-
-def _name_first(
+def _raise_not_finite(
     split: Split,
     finite: Iterable[tuple[Portion, bool]],
     tallies_of: Callable[[np.ndarray], Mapping[str, Tensor]],
@@ -362,20 +359,20 @@ def _name_first(
     doubtful = [portion.rows for portion, is_finite in finite if not is_finite]
     rows_here = json.dumps([int(row) for batch in doubtful for row in batch])
     gathered = distributed.all_gather_text(rows_here)
-    said = "a sum over examples"
+    subject = "a sum over examples"
     for row in sorted(itertools.chain.from_iterable(map(json.loads, gathered))):
         tallies = tallies_of(np.array([row])).values()
         wrong = not all(bool(torch.as_tensor(tally).isfinite().all()) for tally in tallies)
         if distributed.all_reduce_max(int(wrong)):
-            said = f"the loss of {_named(split, row)}"
+            subject = f"the loss of {_row_name(split, row)}"
             break
-    raise NotFiniteError(f"{split.name}: {said}")
+    raise NotFiniteError(f"{split.name}: {subject}")
 
 
-def _named(split: Split, row: int) -> str:
+def _row_name(split: Split, row: int) -> str:
     """Return what people call a row, with the beginning of its text if it has one."""
     example = row if split.example_of is None else int(split.example_of[row])
-    shown = f" ({split.shown(example)[:SHOWN]!r})" if split.shown else ""
+    shown = f" ({split.shown(example)[:SHOWN_CHARACTERS]!r})" if split.shown else ""
     return f"{split.unit.removesuffix('s')} {example + 1:,}{shown}"
 
 
@@ -409,7 +406,7 @@ def samples(
     return shown
 
 
-def portions(data: Dataset, order: np.ndarray | None, batch: int) -> list[np.ndarray]:
+def index_batches(data: Dataset, order: np.ndarray | None, batch: int) -> list[np.ndarray]:
     """Return the example numbers of each batch, every example once."""
     return micro_batches(np.arange(len(data)) if order is None else order, batch)
 
@@ -447,5 +444,5 @@ def predictions(
             raise ConfigError(f"objective: {name} has no predictions, so it answers nothing")
         return {name: value.cpu() for name, value in predicted.items()}
 
-    for rows in portions(data, order, batch):
-        yield from in_halves(rows, answers)
+    for rows in index_batches(data, order, batch):
+        yield from halve_if_out_of_memory(rows, answers)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, size, to_device, with_facts
+from transfer_cli.batch import Batch, batch_size, to_device, with_facts
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.language_model import LanguageModel
@@ -59,7 +59,7 @@ def _sequences(objective: LanguageModel, batches: Iterable[Batch], seed: int) ->
     noise = ExampleNoise(seed, "fisher")
     for batch in batches:
         prepared = objective.prepare(batch, noise)
-        for row in range(size(prepared)):
+        for row in range(batch_size(prepared)):
             yield {key: value[row : row + 1] for key, value in prepared.items()}
 
 

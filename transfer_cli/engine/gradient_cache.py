@@ -34,7 +34,7 @@ class Comparing(Protocol):
         ...
 
 
-def with_gradients(
+def add_output_gradients(
     objective: Comparing, views: Sequence[Batch], outputs: Sequence[Tensor], counted: Sequence[bool]
 ) -> list[Batch]:
     """Return the views of a step's micro-batches with their parts of the step's losses.
@@ -52,7 +52,7 @@ def with_gradients(
     )
     everyone = [
         local_outputs.detach(),
-        *(_joined(views, key, counted).to(local_outputs.device) for key in objective.compares),
+        *(_concat(views, key, counted).to(local_outputs.device) for key in objective.compares),
     ]
     by_process = [distributed.all_gather_rows(values) for values in everyone]
     begin = sum(map(len, by_process[0][: distributed.rank()]))
@@ -62,7 +62,7 @@ def with_gradients(
             whole.requires_grad_(), dict(zip(objective.compares, keys, strict=True))
         )
         (gradient,) = torch.autograd.grad(losses_N.sum(), whole)
-    made = []
+    step_views = []
     for view, output, is_in in zip(views, outputs, counted, strict=True):
         rows = slice(begin, begin + len(output))
         parts = losses_N.detach()[rows], gradient[rows]
@@ -70,11 +70,11 @@ def with_gradients(
             begin += len(output)
         else:
             parts = output.new_zeros(len(output)), torch.zeros_like(output)
-        made.append({**view, "output_loss": parts[0], "output_gradient": parts[1]})
-    return made
+        step_views.append({**view, "output_loss": parts[0], "output_gradient": parts[1]})
+    return step_views
 
 
-def _joined(views: Sequence[Batch], key: str, counted: Sequence[bool]) -> Tensor:
+def _concat(views: Sequence[Batch], key: str, counted: Sequence[bool]) -> Tensor:
     return torch.cat(
         [view[key] if is_in else view[key][:0] for view, is_in in zip(views, counted, strict=True)]
     )

@@ -21,15 +21,15 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transfer_cli.engine import distributed
-from transfer_cli.engine.averaging import PLAIN, Average, by_weights
+from transfer_cli.engine.averaging import PLAIN, Average, split_by_weights
 from transfer_cli.engine.loop import Progress, report_of
 from transfer_cli.engine.metrics_logger import MetricsLogger, NoMetricsLogger
 from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import LOSS, Metric, judge, unknown_metric
-from transfer_cli.progress import bar, memory
-from transfer_cli.terminal import STOP_SIGNALS, handling
+from transfer_cli.metrics import LOSS, Metric, judging_metric, unknown_metric
+from transfer_cli.progress import memory_text, new_bar
+from transfer_cli.terminal import STOP_SIGNALS, handle_signals
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,12 @@ SECONDS_BETWEEN_DRAWINGS = 0.2
 """Of the bar: to show a loss is to wait for the device that computes it."""
 ECHO_SECONDS = 1.0
 """A signal so soon after another is the same one: scheduler and launcher may both pass it on."""
-
-
-LONG = 30 * 60.0
+LONG_SECONDS = 30 * 60.0
 """Seconds to go from which on a run says what would be faster."""
 MEASURED_STEPS = 3
 PACED_STEPS = 25
 """Steps that are warm, and steps that are measured, before a run on a GPU says how fast it is."""
-_PARTS = 2**40
+_TIME_PARTS = 2**40
 """Of the time of a run: processes agree on whole numbers."""
 
 EACH_STEP, START, END = Events.ITERATION_COMPLETED, Events.STARTED, Events.COMPLETED
@@ -112,29 +110,29 @@ def progress_bar(
     Ignite's `ProgressBar` would read the loss in every step, which waits for the device, and shows
     nothing without a terminal.
     """
-    began = said = time.perf_counter()
+    began = shown_at = time.perf_counter()
     first_step = done = 0
-    shown_bar = bar(total=total_steps, unit="step")
+    shown_bar = new_bar(total=total_steps, unit="step")
     pause = SECONDS_BETWEEN_LINES if shown_bar is None else SECONDS_BETWEEN_DRAWINGS
 
     def begin(engine: Engine) -> None:
-        nonlocal began, said, first_step
-        began = said = time.perf_counter()
+        nonlocal began, shown_at, first_step
+        began = shown_at = time.perf_counter()
         first_step = engine.state.iteration
         if shown_bar is not None:
             shown_bar.update(first_step - shown_bar.n)
 
     def show(engine: Engine) -> None:
-        nonlocal said, done
+        nonlocal shown_at, done
         report, step, now = report_of(engine), engine.state.iteration, time.perf_counter()
         done += report.tokens if what == "tokens" else report.examples
-        if now - said < pause:
+        if now - shown_at < pause:
             return
-        said = now
+        shown_at = now
         spent = max(1e-9, now - began)
         rate = max(group["lr"] for group in optimizer.param_groups)
         shown = f"loss {float(report.total):.3f}  rate {rate:.2e}  {done / spent:,.0f} {what}/s"
-        shown += f"  {memory()}"
+        shown += f"  {memory_text()}"
         if shown_bar is None:
             by_steps = (total_steps - step) * spent / max(1, step - first_step)
             left = tqdm.format_interval(min(by_steps, max(0.0, seconds_left())))
@@ -180,7 +178,7 @@ def validation(
     """
 
     def is_time(engine: Engine, step: int) -> bool:
-        return _ends_interval(engine, every) or stages.ends_with_choice(step)
+        return _ends_interval(engine, every) or stages.ends_patient_stage(step)
 
     def validate(engine: Engine) -> None:
         step = engine.state.iteration
@@ -188,7 +186,7 @@ def validation(
             return
         measures = measure()
         metric = _monitored(monitor, measures)
-        better, judged = _compared(metric, measures, step, average)
+        better, judged = _judge_weights(metric, measures, step, average)
         value, loss = judged[better]
         place = _place(metric, value, loss)
         is_best = progress.best is None or place < _place(metric, progress.best, progress.best_loss)
@@ -203,8 +201,8 @@ def validation(
         on_measures(step, measures)
         if is_kept:
             on_best(step, better)
-        stages.observe(step, _place(metric, *judged[PLAIN]))
-        if stages.exhausted:
+        stages.observe_validation(step, _place(metric, *judged[PLAIN]))
+        if stages.is_exhausted:
             log.info("the last stage has ended early: ending")
             engine.terminate()
         if patience is not None and progress.waited >= patience:
@@ -216,17 +214,17 @@ def validation(
 
 def _monitored(monitor: Metric | Sequence[Metric], measures: Mapping[str, float]) -> Metric:
     if not isinstance(monitor, Metric):
-        return judge(monitor, measures)
+        return judging_metric(monitor, measures)
     if monitor.name not in measures:  # of a class, for example, that validation lacks
         raise unknown_metric("loop.monitor", monitor.name, measures)
     return monitor
 
 
-def _compared(
+def _judge_weights(
     metric: Metric, measures: Mapping[str, float], step: int, average: Average | None
 ) -> tuple[str, dict[str, tuple[float, float | None]]]:
     """Return which weights are better, and the monitored value and the loss of each."""
-    scores = {PLAIN: measures} if average is None else by_weights(measures)
+    scores = {PLAIN: measures} if average is None else split_by_weights(measures)
     judged: dict[str, tuple[float, float | None]] = {}
     for weights, measured in scores.items():
         # A correlation with equal answers is not defined, so not measured.
@@ -296,8 +294,7 @@ def time_limit(
 ) -> Handlers:
     """End the run after a step by which its time is used.
 
-    It comes after all that takes time. Clocks of processes differ: that of the main
-    process counts.
+    It comes after all that takes time. Clocks of processes differ: the main one's counts.
 
     Args:
         spent: Returns the seconds that it has trained, before a resume too.
@@ -306,7 +303,7 @@ def time_limit(
 
     def look(engine: Engine) -> None:
         used = spent() / (60 * minutes) if distributed.is_main() else 0.0
-        share = min(1.0, distributed.all_reduce_max(int(used * _PARTS)) / _PARTS)
+        share = min(1.0, distributed.all_reduce_max(int(used * _TIME_PARTS)) / _TIME_PARTS)
         use(share)
         if share >= 1 and engine.state.iteration:
             log.info("loop.minutes: time is up after step %d: ending", engine.state.iteration)
@@ -338,7 +335,7 @@ def advice(
             over = True
             seconds = (now - began) / (step - first)
             left = min(seconds * (total_steps - step), seconds_left())
-            if left > LONG:
+            if left > LONG_SECONDS:
                 say(left, seconds)
 
     return [(EACH_STEP, measure)]
@@ -362,7 +359,7 @@ def pace(counters: Callable[[], Sequence[float]], say: Callable[..., None]) -> H
     return [(EACH_STEP, note)]
 
 
-def speak_above_the_bar() -> AbstractContextManager[None]:
+def log_above_bar() -> AbstractContextManager[None]:
     """Return a context in which the package's log lines appear above the bar, not in it."""
     if not distributed.is_main():
         return nullcontext()  # no bar, and nothing to say
@@ -407,7 +404,7 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 
     attach(trainer, [(EACH_STEP, check)])
-    with handling((*STOP_SIGNALS, signal.SIGINT), note):
+    with handle_signals((*STOP_SIGNALS, signal.SIGINT), note):
         yield
 
 
@@ -424,7 +421,7 @@ def end_on_signal() -> Iterator[None]:
                 "on with the same command and resume=auto"
             )
 
-    with handling(STOP_SIGNALS, end):
+    with handle_signals(STOP_SIGNALS, end):
         yield
 
 

@@ -49,7 +49,7 @@ class Progress:
         """Return whether training is over: all steps are taken, or time or patience ran out."""
         gave_up = patience is not None and self.waited >= patience
         time_is_up = minutes is not None and self.seconds >= 60 * minutes
-        return gave_up or time_is_up or self.step >= total_steps or stages.exhausted
+        return gave_up or time_is_up or self.step >= total_steps or stages.is_exhausted
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -29,7 +29,7 @@ FEWEST_STEPS = 10
 """With fewer, the rate grows too much in a step for a slope."""
 
 
-class Growth(Schedule):
+class ExponentialGrowth(Schedule):
     """A rate, not a multiplier, that grows by a constant factor each step."""
 
     def __init__(self, start: float, end: float) -> None:
@@ -52,10 +52,10 @@ class RangeTest:
     exploded: bool
 
 
-def run_range(
+def run_range_test(
     step: TrainStep,
     streams: Mapping[str, Stream],
-    growth: Growth,
+    growth: ExponentialGrowth,
     steps: int,
     *,
     frozen_eval: bool,
@@ -116,10 +116,10 @@ def run_range(
             f"lr_find.start: the loss exploded at step {len(losses) + 1} already, at the rate "
             f"{growth(len(losses), steps):.2g}; lower lr_find.start, or take precision=fp32"
         )
-    return RangeTest(rates, losses, smooth(losses), exploded=len(losses) < steps)
+    return RangeTest(rates, losses, smooth_losses(losses), exploded=len(losses) < steps)
 
 
-def smooth(losses: Sequence[float]) -> list[float]:
+def smooth_losses(losses: Sequence[float]) -> list[float]:
     """Return the losses, each averaged with its neighbours on both sides.
 
     A running average, as in Ignite, would lag: it shows at a rate the losses of smaller ones.
@@ -133,7 +133,7 @@ def smooth(losses: Sequence[float]) -> list[float]:
     return averaged
 
 
-def steepest(seen: RangeTest) -> int:
+def steepest_step(seen: RangeTest) -> int:
     """Return the step at which the smoothed loss falls fastest, before it is lowest."""
     smoothed = np.asarray(seen.smoothed)
     lowest = int(smoothed.argmin())

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from transfer_cli.engine.trackers import Trackers
-from transfer_cli.runs.atomic import append_json, cut, flush, writing
+from transfer_cli.runs.atomic import append_json, as_run_error, flush, truncate_file
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import keys_in_sweep, name_in_sweep
 from transfer_cli.runs.tensorboard import FINAL, SummaryWriter, event_files
@@ -70,7 +70,7 @@ class MetricsLogger:
         """Flush all files to the disk; return their sizes in bytes, by name."""
         sizes = {}
         for name, path in _record_files(self._run).items():
-            with writing(path):
+            with as_run_error(path):
                 flush(path)
                 sizes[name] = path.stat().st_size
         return sizes
@@ -110,9 +110,9 @@ def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
     """Remove everything written after `MetricsLogger.mark` returned `mark`."""
     for name, path in _record_files(run).items():
         if name in mark:
-            cut(path, mark[name])
+            truncate_file(path, mark[name])
         else:
-            with writing(path):
+            with as_run_error(path):
                 path.unlink()
 
 

@@ -20,7 +20,7 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
     if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in ours]:
         raise ValueError("its optimizer has other parameters")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not _complete(optimizer, saved["state"]):
+    if not _has_all_averages(optimizer, saved["state"]):
         raise ValueError("its optimizer lacks something of some parameters")
     for number, averages in saved["state"].items():
         for name, value in averages.items():
@@ -34,7 +34,7 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
     return {"state": saved["state"], "param_groups": ours}
 
 
-def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
+def _has_all_averages(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
     """Return whether each parameter with averages has all of them.
 
     An optimizer whose averages differ between parameters lists them in `averages()`.

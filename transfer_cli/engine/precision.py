@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from transfer_cli.engine import distributed
-from transfer_cli.errors import ConfigError, RunError, nearest, one_of
+from transfer_cli.errors import ConfigError, RunError, did_you_mean, one_of
 
-KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Precision:
     """Autocast to `kind` on `device`; norms, losses and measures stay in float32.
 
-    So do weights, but for frozen matrices in bf16; see `halve`.
+    So do weights, but for frozen matrices in bf16; see `cast_to_bf16`.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Precision:
         if name == "auto":
             fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             return cls("bf16" if fast else "fp32", device)
-        one_of("precision", name, ("auto", *KINDS))
+        one_of("precision", name, ("auto", *AUTOCAST_DTYPES))
         if name == "fp16" and device.type != "cuda":
             raise ConfigError("precision: fp16 needs a GPU; on a CPU use fp32 or bf16")
         return cls(name, device)
@@ -41,7 +41,7 @@ class Precision:
         """Return the context that a forward pass runs in."""
         if self.kind == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, KINDS[self.kind])
+        return torch.autocast(self.device.type, AUTOCAST_DTYPES[self.kind])
 
     def scaler(self) -> torch.amp.GradScaler:
         """Return the gradient scaler: one that does nothing unless fp16 needs it."""
@@ -62,7 +62,7 @@ def frozen_matrices(
     return {name for name in left_out if name.removesuffix(".weight") in layers}
 
 
-def halve(model: nn.Module, names: Set[str]) -> None:
+def cast_to_bf16(model: nn.Module, names: Set[str]) -> None:
     """Keep these weights in bf16, in half the memory."""
     for name in names:
         weight = model.get_parameter(name)
@@ -73,21 +73,22 @@ def choose_device(name: str) -> torch.device:
     """Read `auto`, `cpu`, `cuda` or `cuda:N`."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, number = name.partition(":")
-    if kind not in {"cpu", "cuda"} or (number and not (kind == "cuda" and number.isdigit())):
+    kind, colon, number = name.partition(":")
+    has_number = kind == "cuda" and number.isascii() and number.isdigit()
+    if kind not in {"cpu", "cuda"} or (colon and not has_number):
         known = ("auto", "cpu", "cuda", "cuda:1")
         raise ConfigError(
             f"device: {name!r} is not auto, cpu, cuda (a GPU) or cuda:N."
-            f"{nearest(name, known, 0.75)}"
+            f"{did_you_mean(name, known, 0.75)}"
         )
     if kind == "cuda":
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(number or 0) >= there:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number or 0) >= count:
             raise RunError(
-                f"device: {name} asked for, but this machine has {there or 'no'} CUDA device(s); "
+                f"device: {name} asked for, but this machine has {count or 'no'} CUDA device(s); "
                 "use device=auto or device=cpu"
             )
-    return torch.device(name)
+    return torch.device(kind, int(number)) if number else torch.device(kind)
 
 
 def device_of_process(name: str, local_rank: int, local_count: int) -> torch.device:
@@ -97,10 +98,10 @@ def device_of_process(name: str, local_rank: int, local_count: int) -> torch.dev
         return device
     if ":" in name:
         raise ConfigError(f"device: {name} is one GPU, and each process has its own; use cuda")
-    there = torch.cuda.device_count()
-    if there < local_count:
+    count = torch.cuda.device_count()
+    if count < local_count:
         raise RunError(
-            f"devices: {local_count} processes need a GPU each, and this machine has {there}; "
+            f"devices: {local_count} processes need a GPU each, and this machine has {count}; "
             "start fewer, or use device=cpu"
         )
     return torch.device("cuda", local_rank)

@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 from transfer_cli.batch import Batch, IdleBatch
 from transfer_cli.engine import distributed
-from transfer_cli.errors import DivergedError, listed
+from transfer_cli.errors import DivergedError, list_names
 from transfer_cli.model.transfer_model import LayerGroup
 
 
-def decides_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.GradScaler) -> bool:
+def skips_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.GradScaler) -> bool:
     """Return whether the device itself can skip a step, so that the host need not wait for it.
 
     A fused optimizer skips a step if its `found_inf` is set.
@@ -91,21 +91,21 @@ class SkippedSteps:
             skipped += 1
             self.in_a_row += 1
             if self.in_a_row >= self._most:
-                self._give_up(noted)
+                self._raise_diverged(noted)
         return skipped
 
-    def _give_up(self, last: NotedStep) -> None:
+    def _raise_diverged(self, last: NotedStep) -> None:
         bad = {n for n, norm in last.norms.items() if not distributed.full_tensor(norm.isfinite())}
         broken = [group.name for group in self._groups if bad.intersection(group.parameters)]
         raise DivergedError(
             f"step {last.step + 1}: loss or gradient is not finite, {self.in_a_row} step(s) in a "
             f"row, in {', '.join(broken) or 'no group: it is the loss'}, on "
-            f"{_seen(last.micro_batches)}; try a lower optimizer.lr, a longer schedule.warmup or "
-            "precision=fp32"
+            f"{_examples_seen(last.micro_batches)}; try a lower optimizer.lr, a longer "
+            "schedule.warmup or precision=fp32"
         )
 
 
-def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
+def _examples_seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
     """Return which examples a step saw, on all processes."""
     seen_here = [
         f"{stream} {number}"
@@ -117,4 +117,4 @@ def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
     gathered = distributed.all_gather_text("\n".join(seen_here))
     words = [word for text in gathered for word in text.splitlines()]
     shown_examples = 16  # examples that an error names
-    return f"examples {listed(words, shown_examples)}"
+    return f"examples {list_names(words, shown_examples)}"

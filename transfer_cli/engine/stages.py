@@ -34,21 +34,21 @@ class Stages:
         self._model = model
         self._planned = tuple(spans)
         self._frozen_eval = frozen_eval
-        self._early: dict[int, int] = {}
+        self._early_ends: dict[int, int] = {}
         self._best: tuple[float, ...] | None = None
-        self._waited = 0
-        self._kept: dict[str, Tensor] = {}
+        self._validations_waited = 0
+        self._best_weights: dict[str, Tensor] = {}
         self.spans = self._planned
         """The stages as they are now: after an early end, those that follow begin earlier."""
         self.current: int | None = None
         self.ever_trains = frozenset[str]().union(*(span.trains for span in self._planned))
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether the last stage has run out of patience."""
-        return len(self._planned) - 1 in self._early
+        return len(self._planned) - 1 in self._early_ends
 
-    def at(self, step: int) -> int:
+    def stage_at(self, step: int) -> int:
         """Return the number of a step's stage; the last stage has no end."""
         return bisect.bisect(self.spans, step, key=lambda span: span.begin) - 1
 
@@ -62,21 +62,21 @@ class Stages:
             Names of the parameters whose optimizer state must be dropped: they begin to train, or
             went back to earlier values.
         """
-        number, before = self.at(step), self.current
+        number, before = self.stage_at(step), self.current
         forget: frozenset[str] = frozenset()
         if number != before:
             if before is not None:
-                restored = self._restore()
+                restored = self._restore_best()
                 forget = (self._planned[number].trains - self._planned[before].trains) | restored
-            self._best, self._waited, self._kept = None, 0, {}
-            self._apply(number)
-            self._report(number, step)
+            self._best, self._validations_waited, self._best_weights = None, 0, {}
+            self._set_trainable(number)
+            self._log_stage(number, step)
         # An evaluation switches the whole model; a new stage freezes other modules.
         if number != before or not self._model.training:
-            self.training_mode()
+            self.set_training_mode()
         return forget
 
-    def observe(self, step: int, place: tuple[float, ...]) -> None:
+    def observe_validation(self, step: int, place: tuple[float, ...]) -> None:
         """Take the place of a validation among others, the lower the better, after `step` steps.
 
         A stage with patience keeps its best weights, and ends when there is no improvement.
@@ -87,20 +87,20 @@ class Stages:
         if patience is None:
             return
         if self._best is None or place < self._best:
-            self._best, self._waited = place, 0
-            self._kept = {name: tensor.detach().clone() for name, tensor in self._moving()}
+            self._best, self._validations_waited = place, 0
+            self._best_weights = {n: tensor.detach().clone() for n, tensor in self._changing()}
             return
-        self._waited += 1
-        if self._waited >= patience:
+        self._validations_waited += 1
+        if self._validations_waited >= patience:
             log.info("stage %d: nothing better for %d validations", self.current + 1, patience)
-            self._early[self.current] = step
-            self._lay_out()
+            self._early_ends[self.current] = step
+            self._set_spans()
 
-    def ends_with_choice(self, step: int) -> bool:
+    def ends_patient_stage(self, step: int) -> bool:
         """Return whether a stage with patience ends after `step` steps."""
         return any(span.end == step and span.patience is not None for span in self.spans)
 
-    def training_mode(self) -> None:
+    def set_training_mode(self) -> None:
         """Switch to training mode; with `frozen_eval`, only where something trains."""
         self._model.train()
         if not self._frozen_eval:
@@ -110,11 +110,11 @@ class Stages:
             if parameters and not any(parameter.requires_grad for parameter in parameters):
                 module.eval()
 
-    def trainable(self) -> int:
+    def num_trainable(self) -> int:
         """Return how many parameters train now."""
         return sum(p.numel() for p in self._model.parameters() if p.requires_grad)
 
-    def ever_trained(self) -> int:
+    def num_ever_trained(self) -> int:
         """Return how many parameters train in any stage."""
         named = self._model.named_parameters()
         return sum(p.numel() for name, p in named if name in self.ever_trains)
@@ -124,10 +124,10 @@ class Stages:
         return {
             "current": self.current,
             "begins": [span.begin for span in self.spans],
-            "early": dict(self._early),
+            "early": dict(self._early_ends),
             "best": self._best,
-            "waited": self._waited,
-            "kept": dict(self._kept),
+            "waited": self._validations_waited,
+            "kept": dict(self._best_weights),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,31 +140,32 @@ class Stages:
                 "steps, since adaptation.plan gives them as shares of the run; keep loop.steps "
                 "and loop.epochs as they were, or start a new run"
             )
-        self._best, self._waited = state["best"], int(state["waited"])
+        self._best = None if state["best"] is None else tuple(state["best"])  # shards hold lists
+        self._validations_waited = int(state["waited"])
         device = next(self._model.parameters()).device
-        self._kept = {name: tensor.to(device) for name, tensor in state["kept"].items()}
+        self._best_weights = {name: tensor.to(device) for name, tensor in state["kept"].items()}
         if self.current is not None:
-            self._apply(self.current)
-            self.training_mode()
+            self._set_trainable(self.current)
+            self.set_training_mode()
 
     def load_ends(self, state: Mapping[str, Any]) -> None:
         """Restore which stage it is and which ended early, but no weights."""
         self.current = state["current"]
-        self._early = dict(state["early"])
-        self._lay_out()
+        self._early_ends = dict(state["early"])
+        self._set_spans()
 
-    def _lay_out(self) -> None:
+    def _set_spans(self) -> None:
         spans: list[StagePlan] = []
         begin, last = 0, len(self._planned) - 1
         for number, planned in enumerate(self._planned):
             # The last stage takes the steps that early ends have left.
             full_end = planned.end if number == last else begin + planned.end - planned.begin
-            end = self._early.get(number, full_end)
+            end = self._early_ends.get(number, full_end)
             spans.append(dataclasses.replace(planned, begin=begin, end=end))
             begin = end
         self.spans = tuple(spans)
 
-    def _apply(self, number: int) -> None:
+    def _set_trainable(self, number: int) -> None:
         self.current = number
         trains = self._planned[number].trains
         for name, parameter in self._model.named_parameters():
@@ -172,23 +173,23 @@ class Stages:
             if name not in trains:
                 parameter.grad = None
 
-    def _restore(self) -> frozenset[str]:
+    def _restore_best(self) -> frozenset[str]:
         """Restore the best weights of the stage; return their names."""
         with torch.no_grad():
-            for name, tensor in self._moving():
-                if name in self._kept:
-                    tensor.copy_(self._kept[name])
+            for name, tensor in self._changing():
+                if name in self._best_weights:
+                    tensor.copy_(self._best_weights[name])
         # Running statistics are restored too, but have no optimizer state.
-        return frozenset(name for name, _ in self._model.named_parameters()) & self._kept.keys()
+        return frozenset(self._best_weights.keys() & dict(self._model.named_parameters()))
 
-    def _moving(self) -> Iterable[tuple[str, Tensor]]:
+    def _changing(self) -> Iterable[tuple[str, Tensor]]:
         """Return the tensors that this stage changes: trainable parameters, running statistics."""
         trains = ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
         return itertools.chain(trains, self._model.named_buffers())
 
-    def _report(self, number: int, step: int) -> None:
+    def _log_stage(self, number: int, step: int) -> None:
         total = sum(p.numel() for p in self._model.parameters())
-        moving = self.trainable()
+        moving = self.num_trainable()
         log.info(
             "stage %d of %d, from step %d: %s of %s parameters train (%.1f %%)",
             number + 1, len(self._planned), step + 1, f"{moving:,}", f"{total:,}",

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
-from transfer_cli.batch import Batch, IdleBatch, in_portions, size, to_device, with_facts
+from transfer_cli.batch import Batch, IdleBatch, batch_size, split_batch, to_device, with_facts
 from transfer_cli.engine import distributed
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import Parallel, average_statistics
-from transfer_cli.engine.gradient_cache import Comparing, with_gradients
+from transfer_cli.engine.gradient_cache import Comparing, add_output_gradients
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
+from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, skips_on_device
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
-from transfer_cli.optim.schedules import LRScheduler, position_of
+from transfer_cli.optim.schedules import LRScheduler, schedule_position
 from transfer_cli.seeds import ExampleNoise, derive
 
 log = logging.getLogger(__name__)
@@ -81,14 +81,14 @@ class Passes:
     Args:
         precision: Of the forward pass, and the device.
         parallel: How processes share the model; None: there is one process.
-        lay_out: Adds to a prepared view how it is computed.
-        lanes: What is remembered of running text between steps; None: nothing.
+        add_facts: Adds to a prepared view how it is computed.
+        memories: What is remembered of running text between steps; None: nothing.
     """
 
     precision: Precision
     parallel: Parallel | None = None
-    lay_out: Callable[[Batch], Batch] = with_facts
-    lanes: CarriedMemory | None = None
+    add_facts: Callable[[Batch], Batch] = with_facts
+    memories: CarriedMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Update:
         clip: Maximum global gradient norm; None for no clipping.
         max_bad_steps: Skipped steps in a row after which the run fails.
         penalty: Pulls the weights back to their starting values; already started.
-        solves: Whether the optimizer asks for loss and gradient anew until it is at their minimum.
+        uses_closure: Whether the optimizer computes loss and gradient anew, until at a minimum.
     """
 
     optimizer: Optimizer
@@ -107,14 +107,14 @@ class Update:
     clip: float | None
     max_bad_steps: int
     penalty: Penalty | None = None
-    solves: bool = False
+    uses_closure: bool = False
 
 
 class TrainStep:
     """Prepare, forward, backward, clip, update.
 
-    An optimizer that solves (`optim.lbfgs`) repeats forward and backward within its update; the
-    report is of the first, before it.
+    An optimizer that takes a closure (`optim.lbfgs`) repeats forward and backward within its
+    update; the report is of the first, before it.
 
     With a fused optimizer on a GPU the host does not wait within a step: the device itself skips a
     step whose gradient is not finite, and the host reads that during the next step.
@@ -137,22 +137,22 @@ class TrainStep:
         self.lr_scheduler = update.lr_scheduler
         self.stages = stages
         self._forward = passes.parallel or Parallel(model)
-        self._wrapped_in: int | None = None
+        self._wrapped_stage: int | None = None
         self._parameters = dict(model.named_parameters())
         self._seed = seed
         self._precision = passes.precision
         self._scaler = passes.precision.scaler()
         self._clip = update.clip
         self._penalty = update.penalty
-        self._solves = update.solves
-        self._lay_out = passes.lay_out
-        self._lanes = passes.lanes
-        self._decides_on_device = decides_on_device(self.optimizer, model, self._scaler)
-        late = self._decides_on_device and passes.precision.device.type != "cpu"
+        self._uses_closure = update.uses_closure
+        self._add_facts = passes.add_facts
+        self._memories = passes.memories
+        self._skips_on_device = skips_on_device(self.optimizer, model, self._scaler)
+        late = self._skips_on_device and passes.precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, update.max_bad_steps, late=late)
         self.counting: Callable[[int], AbstractContextManager[object]] = nullcontext
         """Entered with the number of the stage around what a step computes (`engine.cost`)."""
-        self.rows: int | None = None
+        self.max_rows: int | None = None
         """Sequences that pass through the model at most, where more ran out of memory."""
         self.time_used = 0.0
         """The share of its time that the run has used, where it is bounded by time."""
@@ -167,46 +167,46 @@ class TrainStep:
             micro_batches: The step's micro-batches, each under the name of its stream.
             step: Its number, counted from 0.
         """
-        while (report := self._take(self._in_portions(micro_batches), step)) is None:
+        while (report := self._try(self._split_micro_batches(micro_batches), step)) is None:
             # Only here: the error that is over kept what the pass had made.
             torch.cuda.empty_cache()
         return report
 
-    def _in_portions(
+    def _split_micro_batches(
         self, micro_batches: Sequence[Mapping[str, Batch]]
     ) -> Sequence[Mapping[str, Batch]]:
         """Return the micro-batches, none of more rows than there is memory for."""
-        if self.rows is None:
+        if (rows := self.max_rows) is None:
             return micro_batches
-        cut = [{n: in_portions(b, self.rows) for n, b in micro.items()} for micro in micro_batches]
+        cut = [{n: split_batch(b, rows) for n, b in micro.items()} for micro in micro_batches]
         return [
             {name: parts[number] for name, parts in micro.items() if number < len(parts)}
             for micro in cut
             for number in range(max(map(len, micro.values())))
         ]
 
-    def _halve(self, micro_batches: Sequence[Mapping[str, Batch]]) -> bool:
+    def _halve_rows(self, micro_batches: Sequence[Mapping[str, Batch]]) -> bool:
         """Have passes be of half as many sequences; return whether that can be.
 
         Several processes would wait for each other, and what lanes remember has been written.
         """
-        rows = max(size(batch) for micro in micro_batches for batch in micro.values())
-        if rows == 1 or self._lanes is not None or distributed.world_size() > 1:
+        rows = max(batch_size(batch) for micro in micro_batches for batch in micro.values())
+        if rows == 1 or self._memories is not None or distributed.world_size() > 1:
             return False
-        self.rows = -(-rows // 2)
+        self.max_rows = rows = -(-rows // 2)
         self.optimizer.zero_grad(set_to_none=True)
-        log.warning("out of memory: going on with loop.micro_batch=%d, the same result", self.rows)
+        log.warning("out of memory: going on with loop.micro_batch=%d, the same result", rows)
         return True
 
-    def _take(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport | None:
+    def _try(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport | None:
         """Take a step; return None where memory ran out before anything moved, and less may fit."""
         # The averages of parameters that begin to train, or went back to earlier values.
         for name in self.stages.enter(step):
             self.optimizer.state.pop(self._parameters[name], None)
-        if self._wrapped_in != self.stages.current:
+        if self._wrapped_stage != self.stages.current:
             self._forward.enter_stage()
-            self._wrapped_in = self.stages.current
-        stage = self.stages.spans[self.stages.at(step)]
+            self._wrapped_stage = self.stages.current
+        stage = self.stages.spans[self.stages.stage_at(step)]
         self.lr_scheduler.set_lr(
             self.optimizer,
             step,
@@ -216,16 +216,17 @@ class TrainStep:
             time_used=self.time_used,
         )
         self._seed_dropout(step)
-        if self._lanes is not None:
-            self._lanes.begin(step)
+        if self._memories is not None:
+            self._memories.begin(step)
         for loss in self.losses:
             loss.objective.on_step(step / self.lr_scheduler.total)
         ready = [self._prepare(micro, step) for micro in micro_batches]
-        weights = self._weights(int(position_of(step, self.lr_scheduler.total, self.time_used)))
-        counts, tokens, examples = self._count(ready, micro_batches, weights)
+        position = schedule_position(step, self.lr_scheduler.total, self.time_used)
+        weights = self._term_weights(int(position))
+        counts, tokens, examples = self._count_targets(ready, micro_batches, weights)
 
         def gradients() -> tuple[dict[str, Tensor], Tensor]:
-            views = self._compared(ready, micro_batches, step)
+            views = self._with_output_gradients(ready, micro_batches, step)
             sums = self._accumulate(views, micro_batches, counts, weights, step)
             penalty = self._add_penalty()
             means = {term: total / counts[term] for term, total in sums.items()}
@@ -233,18 +234,18 @@ class TrainStep:
             zero = torch.zeros((), device=self._precision.device)
             return means | penalty, sum([*weighted, *penalty.values()], start=zero)
 
-        def again() -> Tensor:
+        def closure() -> Tensor:
             self.optimizer.zero_grad(set_to_none=True)
             return gradients()[1]
 
-        with self.counting(self.stages.at(step)):
+        with self.counting(self.stages.stage_at(step)):
             try:
                 losses, total = gradients()
             except torch.OutOfMemoryError:
-                if not self._halve(micro_batches):
+                if not self._halve_rows(micro_batches):
                     raise
                 return None
-            norm = self._update(total, step, micro_batches, again)
+            norm = self._update(total, step, micro_batches, closure)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
         return StepReport(
@@ -272,7 +273,7 @@ class TrainStep:
             "scaler": self._scaler.state_dict(),
             "stages": self.stages.state_dict(),
             "bad_steps": self._skipped.in_a_row,
-            **({} if self._lanes is None else {"lanes": self._lanes.state_dict()}),
+            **({} if self._memories is None else {"lanes": self._memories.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -281,10 +282,10 @@ class TrainStep:
         self._scaler.load_state_dict(state["scaler"])
         self.stages.load_state_dict(state["stages"])
         self._skipped.in_a_row = int(state["bad_steps"])
-        if self._lanes is not None:
-            self._lanes.load_state_dict(state["lanes"])
+        if self._memories is not None:
+            self._memories.load_state_dict(state["lanes"])
 
-    def _weights(self, step: int) -> dict[str, float]:
+    def _term_weights(self, step: int) -> dict[str, float]:
         return {
             f"{loss.name}/{term}": loss.weight_at(step) * weight
             for loss in self.losses
@@ -302,14 +303,14 @@ class TrainStep:
             )
         return views
 
-    def _compared(
+    def _with_output_gradients(
         self,
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
         step: int,
     ) -> Sequence[Mapping[str, Batch]]:
         """Return the views; where the main loss compares examples, with its gradient by outputs."""
-        if not self._is_compared(ready):
+        if not self._needs_output_gradients(ready):
             return ready
         main, outputs, device = self.losses[0], list[Tensor](), self._precision.device
         objective = cast("Comparing", main.objective)
@@ -319,16 +320,16 @@ class TrainStep:
 
         for number, views in enumerate(ready):
             self._seed_dropout(step, number)
-            view = to_device(self._lay_out(views[main.name]), device)
+            view = to_device(self._add_facts(views[main.name]), device)
             with self._forward.accumulating(last=False), self._precision.context(), torch.no_grad():
                 outputs.append(self._forward(partial(outputs_of, view=view))["outputs"])
         counted = [not isinstance(micro[main.stream], IdleBatch) for micro in micro_batches]
-        main_views = with_gradients(
+        main_views = add_output_gradients(
             objective, [views[main.name] for views in ready], outputs, counted
         )
         return [{**views, main.name: view} for views, view in zip(ready, main_views, strict=True)]
 
-    def _is_compared(self, ready: Sequence[Mapping[str, Batch]]) -> bool:
+    def _needs_output_gradients(self, ready: Sequence[Mapping[str, Batch]]) -> bool:
         """Return whether the main loss compares examples that do not pass at once, here."""
         main, is_whole = self.losses[0], len(ready) == 1 and distributed.world_size() == 1
         is_there = all(main.name in views for views in ready)
@@ -345,7 +346,7 @@ class TrainStep:
         if self._precision.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
 
-    def _count(
+    def _count_targets(
         self,
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
@@ -364,7 +365,7 @@ class TrainStep:
                 for term, count in loss.objective.divisors(views[loss.name]).items():
                     counts[f"{loss.name}/{term}"] += count
             tokens += sum(int(batch["mask"].sum()) for batch in real.values())
-            examples += sum(size(batch) for batch in real.values())
+            examples += sum(batch_size(batch) for batch in real.values())
         *targets, of_tokens, of_examples = distributed.all_reduce_sum(
             [*counts.values(), tokens, examples]
         )
@@ -396,11 +397,11 @@ class TrainStep:
                 for loss in self.losses
                 for term in loss.objective.weights
             }
-            if self._is_compared(ready):  # with the dropout of the pass before
+            if self._needs_output_gradients(ready):  # with the dropout of the pass before
                 self._seed_dropout(step, number)
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
-                    here = _on_device({n: self._lay_out(view) for n, view in views.items()}, device)
+                    here = _move_views({n: self._add_facts(v) for n, v in views.items()}, device)
                     memory = self._memory(number, micro)
                     work = partial(loss_sums, losses=self.losses, views=here, memory=memory)
                     sums = self._forward(work)
@@ -416,9 +417,9 @@ class TrainStep:
     def _memory(self, number: int, micro: Mapping[str, Batch]) -> Memory | None:
         """Return what the lanes of a micro-batch remember."""
         main = micro.get(self.losses[0].stream)
-        if self._lanes is None or main is None or isinstance(main, IdleBatch):
+        if self._memories is None or main is None or isinstance(main, IdleBatch):
             return None
-        return self._lanes.memory(number, size(main))
+        return self._memories.memory(number, batch_size(main))
 
     def _add_penalty(self) -> dict[str, Tensor]:
         """Add the penalty's gradient, once for all micro-batches; return its value."""
@@ -434,11 +435,11 @@ class TrainStep:
         loss: Tensor,
         step: int,
         micro_batches: Sequence[Mapping[str, Batch]],
-        again: Callable[[], Tensor],
+        closure: Callable[[], Tensor],
     ) -> Tensor:
         """Clip once, on the complete gradient, and step unless numbers are not finite.
 
-        `again` computes loss and gradient anew, for an optimizer that solves.
+        `closure` computes loss and gradient anew, for an optimizer that asks for it.
         """
         self._scaler.unscale_(self.optimizer)
         moving = {n: p for n, p in self._parameters.items() if p.grad is not None}
@@ -450,13 +451,13 @@ class TrainStep:
         norm = distributed.full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
         self._skipped.note(NotedStep(step, HostCopy(finite), norms, micro_batches))
-        if self._decides_on_device:
+        if self._skips_on_device:
             self._step_on_device(norm, finite)
         elif bool(finite):
             if self._clip is not None:
                 nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
-            if self._solves:
-                self.optimizer.step(again)  # type: ignore[arg-type]  # a solver takes tensors
+            if self._uses_closure:
+                self.optimizer.step(closure)  # type: ignore[arg-type]  # a solver takes tensors
             else:
                 self._scaler.step(self.optimizer)
         elif self._scaler.is_enabled():
@@ -476,7 +477,7 @@ class TrainStep:
         self.optimizer.step()
 
 
-def _on_device(known: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
+def _move_views(known: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
     """Return the views on the device; tensors that views share are moved once and stay shared."""
     moved: dict[int, Tensor] = {}
     for view in known.values():

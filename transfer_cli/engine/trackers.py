@@ -19,7 +19,7 @@ from uuid import uuid4
 from ignite.handlers.mlflow_logger import MLflowLogger
 from ignite.handlers.wandb_logger import WandBLogger
 
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.errors import StoppedError
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
@@ -101,8 +101,8 @@ class _MLflow:
         self._logger = MLflowLogger()  # of the run that is active
         if run.identity is None:
             # A resume cannot change them: they are what the run began with.
-            values = {name.replace("/", "."): value for name, value in flat(run.config)}
-            self._logger.log_params(self._allowed(values))
+            values = {name.replace("/", "."): value for name, value in flat_items(run.config)}
+            self._logger.log_params(self._with_allowed_names(values))
         return str(active.info.run_id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -110,12 +110,12 @@ class _MLflow:
         for name, value in values.items():
             kind, slash, rest = name.partition("/")
             curves[kind + slash + rest.replace("/", ".")] = value
-        self._logger.log_metrics(self._allowed(curves), step=step)
+        self._logger.log_metrics(self._with_allowed_names(curves), step=step)
 
     def finish(self, *, failed: bool) -> None:
         self._logger.end_run("FAILED" if failed else "FINISHED")
 
-    def _allowed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_allowed_names(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {self._REFUSED.sub("_", name): value for name, value in values.items()}
 
 
@@ -156,25 +156,25 @@ class Trackers:
         label = (name_in_sweep(run.path) or run.path.resolve().name)[:_LONGEST]
         group = sweep.resolve().name[:_LONGEST] if sweep else None
 
-        def start(called: str, tracker: Tracker) -> None:
+        def start(name: str, tracker: Tracker) -> None:
             noted = read_json(run.trackers) if run.trackers.exists() else {}
-            begun = None if called not in noted else str(noted[called])
+            begun = None if name not in noted else str(noted[name])
             identity = tracker.start(TrackedRun(label, group, config, begun))
-            write_json(run.trackers, {**noted, called: identity})
-            log.info("logger: %s has this run as %s", called, identity)
+            write_json(run.trackers, {**noted, name: identity})
+            log.info("logger: %s has this run as %s", name, identity)
 
-        self._each(start)
+        self._for_each(start)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Hand on what was measured at a step."""
-        self._each(lambda _, tracker: tracker.log(values, step))
+        self._for_each(lambda _, tracker: tracker.log(values, step))
 
     def finish(self, *, failed: bool) -> None:
         """End the run in all of them."""
-        self._each(lambda _, tracker: tracker.finish(failed=failed))
+        self._for_each(lambda _, tracker: tracker.finish(failed=failed))
         self._at_work.clear()
 
-    def _each(self, do: Callable[[str, Tracker], None]) -> None:
+    def _for_each(self, do: Callable[[str, Tracker], None]) -> None:
         for name, tracker in list(self._at_work.items()):
             try:
                 do(name, tracker)

@@ -145,13 +145,13 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         logits_BV = logits_BV.expand(rows, -1)
         if kv_cache is not None and number == 0:
             kv_cache = kv_cache.fork(rows, most)
-        tokens_B = _drawn(logits_BV, sampling, sampler, allowed_V).tolist()
+        tokens_B = _draw_tokens(logits_BV, sampling, sampler, allowed_V).tolist()
         yield tokens_B
         new_B1 = torch.tensor(tokens_B, device=device)[:, None]
         read_BT = new_B1 if use_cache else torch.cat([read_BT.expand(rows, -1), new_B1], dim=1)
 
 
-def written(
+def continue_texts(
     texts: Continued,
     *,
     rows: int,
@@ -164,12 +164,12 @@ def written(
     logits_BV = texts.first().expand(rows, -1)
     rows_B: Tensor | None = torch.zeros(rows, dtype=torch.long, device=logits_BV.device)
     for _ in range(max_new_tokens):
-        tokens_B = _drawn(logits_BV, sampling, sampler, allowed_V)
+        tokens_B = _draw_tokens(logits_BV, sampling, sampler, allowed_V)
         yield tokens_B.tolist()
         logits_BV, rows_B = texts.next(tokens_B.to(logits_BV.device), rows_B), None
 
 
-def _drawn(
+def _draw_tokens(
     logits_BV: Tensor, sampling: Sampling, sampler: TokenSampler, allowed_V: Tensor
 ) -> Tensor:
     # A head may rule a token out with -inf; the largest is NaN where any is.

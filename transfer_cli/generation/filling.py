@@ -59,7 +59,7 @@ def encode_with_gaps(text: str, tokenizer: Tokenizer, around: Around) -> list[in
     return [tokenizer.sep, *(token for line in lines for token in line)]
 
 
-def fill(
+def fill_gaps(
     model: TransferModel, tokenizer: Tokenizer, tokens: Sequence[int], top: int
 ) -> list[list[Candidate]]:
     """Return the most likely tokens for each gap, best first, without special tokens.
@@ -92,7 +92,7 @@ def fill(
     ]
 
 
-def fill_in(text: str, tokenizer: Tokenizer, words: Sequence[Candidate]) -> str:
+def insert_candidates(text: str, tokenizer: Tokenizer, words: Sequence[Candidate]) -> str:
     """Return the text with a candidate in each gap."""
     before, *after = split_at_gaps(text, tokenizer)
     for word, piece in zip(words, after, strict=True):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.errors import NotFiniteError
-from transfer_cli.fitting import in_halves
+from transfer_cli.fitting import halve_if_out_of_memory
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.vocabulary_loss import CHUNK_ELEMENTS
@@ -28,17 +28,17 @@ class Ending:
     first: int
 
     @property
-    def read(self) -> Sequence[int]:
+    def inputs(self) -> Sequence[int]:
         """The tokens that the model reads."""
         return self.tokens[:-1]
 
     @property
-    def places(self) -> Sequence[int]:
+    def positions(self) -> Sequence[int]:
         """Where it says the tokens of the end."""
         return range(self.first - 1, len(self.tokens) - 1)
 
     @property
-    def asked(self) -> Sequence[int]:
+    def targets(self) -> Sequence[int]:
         """The tokens of the end."""
         return self.tokens[self.first :]
 
@@ -49,26 +49,26 @@ class Gap:
 
     Args:
         place: The position of the mask token.
-        asked: The tokens that are scored there.
+        targets: The tokens that are scored there.
     """
 
     tokens: Sequence[int]
     place: int
-    asked: Sequence[int]
+    targets: Sequence[int]
 
     @property
-    def read(self) -> Sequence[int]:
+    def inputs(self) -> Sequence[int]:
         """The tokens that the model reads."""
         return self.tokens
 
     @property
-    def places(self) -> Sequence[int]:
-        """Where it says each asked token."""
-        return [self.place] * len(self.asked)
+    def positions(self) -> Sequence[int]:
+        """Where it says each target."""
+        return [self.place] * len(self.targets)
 
 
-class Said(NamedTuple):
-    """The log-probabilities of the tokens that are asked for, and the best one at each place."""
+class ScoredTokens(NamedTuple):
+    """The log-probabilities of targets, and the best token at each of their positions."""
 
     scores: list[float]
     best: list[int]
@@ -80,49 +80,48 @@ Found = TypeVar("Found")
 
 def score_endings(model: TransferModel, rows: Sequence[Ending], batch: int) -> list[Tensor]:
     """Return the log-probability of each token of each end, `[N]` in float32, of a causal model."""
-    return _batched(rows, batch, lambda some: _read(model, some))
+    return _score_in_batches(rows, batch, lambda some: _score_rows(model, some))
 
 
 def score_gaps(model: TransferModel, rows: Sequence[Gap], padding: int, batch: int) -> list[Tensor]:
-    """Return the log-probability of each asked token of each gap, `[N]`, of a masked model."""
-    return _batched(rows, batch, lambda some: _read(model, some, padding))
+    """Return the log-probability of each target of each gap, `[N]`, of a masked model."""
+    return _score_in_batches(rows, batch, lambda some: _score_rows(model, some, padding))
 
 
-def say(
+def score_and_predict(
     model: TransferModel, rows: Sequence[Ending | Gap], allowed_V: Tensor, padding: int, batch: int
-) -> list[Said]:
-    """Return what a causal model says at each end, or a masked one at each gap; see `Said`.
+) -> list[ScoredTokens]:
+    """Return what a causal model says at each end, or a masked one at each gap; see `ScoredTokens`.
 
     The right tokens before are given. The best token is one of those where `allowed_V` is True.
     """
-    return _batched(rows, batch, lambda some: _said(_read(model, some, padding, allowed_V)))
+    numbers = _score_in_batches(
+        rows, batch, lambda some: _score_rows(model, some, padding, allowed_V)
+    )
+    return [ScoredTokens(row[:, 0].tolist(), row[:, 1].long().tolist()) for row in numbers]
 
 
-def _said(numbers: Sequence[Tensor]) -> list[Said]:
-    return [Said(of_row[:, 0].tolist(), of_row[:, 1].long().tolist()) for of_row in numbers]
-
-
-class ReadBeginning:
+class PrefixScorer:
     """What several texts begin with, read once by a causal model."""
 
     def __init__(self, model: TransferModel, tokens: Sequence[int]) -> None:
         self._model, self._tokens = model, list(tokens)
-        self._cache = _extended(model, KVCache(model.backbone.shape.depth, len(tokens)), tokens)
+        self._cache = _extend_cache(model, KVCache(model.backbone.shape.depth, len(tokens)), tokens)
 
     def score(self, rows: Sequence[Ending]) -> list[Tensor]:
         """Return the same as `score_endings`, of texts that differ near their ends.
 
         What they have in common is read once, and of that what is read already is not read again.
         """
-        shared = _common([row.tokens for row in rows])[: min(row.first - 1 for row in rows)]
-        common, known = len(shared), len(_common([self._tokens, shared]))
+        shared = _common_prefix([row.tokens for row in rows])[: min(row.first - 1 for row in rows)]
+        common, known = len(shared), len(_common_prefix([self._tokens, shared]))
         cache = self._cache.fork(1, common, known)
-        cache = _extended(self._model, cache, shared[known:])
+        cache = _extend_cache(self._model, cache, shared[known:])
         longest = max(len(row.tokens) for row in rows)
-        return _read(self._model, rows, cache=cache.fork(len(rows), longest))
+        return _score_rows(self._model, rows, cache=cache.fork(len(rows), longest))
 
 
-def _extended(model: TransferModel, cache: KVCache, tokens: Sequence[int]) -> KVCache:
+def _extend_cache(model: TransferModel, cache: KVCache, tokens: Sequence[int]) -> KVCache:
     """Return the cache of one text, to which the model has added these tokens."""
     if tokens:
         tokens_1T = _on_device(model, [tokens])
@@ -131,7 +130,7 @@ def _extended(model: TransferModel, cache: KVCache, tokens: Sequence[int]) -> KV
     return cache
 
 
-def _read(
+def _score_rows(
     model: TransferModel,
     rows: Sequence[Ending | Gap],
     padding: int = 0,
@@ -139,12 +138,12 @@ def _read(
     *,
     cache: KVCache | None = None,
 ) -> list[Tensor]:
-    """Return the log-probabilities `[N]` of the tokens that each row asks for.
+    """Return the log-probabilities `[N]` of each row's targets.
 
     With `allowed_V` `[N, 2]`, the second number is the best token of those.
     """
     known = 0 if cache is None else cache.length
-    inputs = [list(row.read[known:]) for row in rows]
+    inputs = [list(row.inputs[known:]) for row in rows]
     lengths = [len(tokens) for tokens in inputs]
     width = max(lengths)
     tokens_BT = _on_device(model, [row + [padding] * (width - len(row)) for row in inputs])
@@ -152,18 +151,18 @@ def _read(
     mask_BT = torch.arange(width, device=tokens_BT.device) < lengths_B1
     # What a causal model sees of the padding behind a text is nothing.
     padded = not model.backbone.causal and min(lengths) < width
-    places = [row * width + at - known for row, asked in enumerate(rows) for at in asked.places]
-    flat_N = _on_device(model, places)
-    asked_N = _on_device(model, [token for row in rows for token in row.asked])
+    positions = [n * width + at - known for n, row in enumerate(rows) for at in row.positions]
+    flat_N = _on_device(model, positions)
+    target_N = _on_device(model, [token for row in rows for token in row.targets])
     never_V = None if allowed_V is None else ~allowed_V.to(tokens_BT.device)
 
-    def of(logits_RV: Tensor, asked_R: Tensor) -> Tensor:
+    def score(logits_RV: Tensor, target_R: Tensor) -> Tensor:
         scores_RV = logits_RV.float().log_softmax(-1)
-        asked_R1 = scores_RV.gather(1, asked_R[:, None])
+        target_R1 = scores_RV.gather(1, target_R[:, None])
         if never_V is None:
-            return asked_R1.squeeze(1)
+            return target_R1.squeeze(1)
         best_R = scores_RV.masked_fill(never_V, -torch.inf).argmax(1)
-        return torch.cat([asked_R1, best_R[:, None]], dim=1)
+        return torch.cat([target_R1, best_R[:, None]], dim=1)
 
     def read(whole: TransferModel) -> Tensor:
         states = whole.backbone(tokens_BT, mask_BT, padded=padded, kv_cache=cache)
@@ -171,18 +170,18 @@ def _read(
         table_VD = whole.backbone.token_embedding.weight
         rows = max(1, CHUNK_ELEMENTS["cpu"] // len(table_VD))
         parts = [
-            of(whole.heads[HEAD](part_RD, table_VD), asked_R)
-            for part_RD, asked_R in zip(top_ND.split(rows), asked_N.split(rows), strict=True)
+            score(whole.heads[HEAD](part_RD, table_VD), target_R)
+            for part_RD, target_R in zip(top_ND.split(rows), target_N.split(rows), strict=True)
         ]
         return torch.cat(parts)
 
     found_N: Tensor = model(read).cpu()
     if found_N.isnan().any():
         raise NotFiniteError("run: its prediction")
-    return list(found_N.split([len(row.asked) for row in rows]))
+    return list(found_N.split([len(row.targets) for row in rows]))
 
 
-def _batched(
+def _score_in_batches(
     rows: Sequence[Row], batch: int, read: Callable[[Sequence[Row]], list[Found]]
 ) -> list[Found]:
     """Return what is read of each row, in batches of like length."""
@@ -191,13 +190,15 @@ def _batched(
     with progress("scoring", len(rows), "texts") as more:
         for first in range(0, len(order), batch):
             numbers = np.array(order[first : first + batch])
-            for part, readings in in_halves(numbers, lambda some: read([rows[n] for n in some])):
+            for part, readings in halve_if_out_of_memory(
+                numbers, lambda some: read([rows[n] for n in some])
+            ):
                 results |= zip(part.tolist(), readings, strict=True)
             more(len(numbers))
     return [results[number] for number in range(len(rows))]
 
 
-def _common(rows: Sequence[Sequence[int]]) -> list[int]:
+def _common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
     """Return the tokens that all rows begin with."""
     beginning = []
     for tokens in zip(*rows, strict=False):

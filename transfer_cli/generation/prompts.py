@@ -47,21 +47,21 @@ class Template:
                 "prompt.item='{text} Label: {label}'"
             )
 
-    def filled(self, text: str, pair: str | None, label: str) -> str:
+    def fill(self, text: str, pair: str | None, label: str) -> str:
         """Return an item."""
         values = {"text": text, "pair": pair or "", "label": label}
         return _FIELDS.sub(lambda field: values[field[1]], self.item)
 
-    def asked(self, items: Sequence[str], text: str, pair: str | None) -> str:
+    def prompt(self, items: Sequence[str], text: str, pair: str | None) -> str:
         """Return a prompt up to its answer, after so many items.
 
         The space before the answer is part of the answer: that is how tokens are cut.
         """
         values = {"text": text, "pair": pair or ""}
         last = _FIELDS.sub(lambda field: values[field[1]], self._before.rstrip(" "))
-        return self.joined([*items, last])
+        return self.join([*items, last])
 
-    def joined(self, items: Sequence[str]) -> str:
+    def join(self, items: Sequence[str]) -> str:
         """Return the head and items, one after the other."""
         return self.separator.join([self.head, *items] if self.head else items)
 
@@ -70,7 +70,7 @@ class Template:
         return self._before[len(self._before.rstrip(" ")) :] + word
 
     @property
-    def bare(self) -> str:
+    def bare_prompt(self) -> str:
         """What asks for the answer, without any text: all between the last text and the label."""
         return _FIELDS.split(self._before)[-1].strip() or self._before.strip()
 
@@ -79,7 +79,7 @@ class Template:
         return self.item[: self.item.index(LABEL)]
 
 
-def ending_of(encode: Encode, prompt: str, answer: str) -> Ending:
+def encode_ending(encode: Encode, prompt: str, answer: str) -> Ending:
     """Return the tokens of a prompt and its answer; the answer begins where they differ."""
     alone, tokens = encode(prompt), encode(prompt + answer)
     # Some tokenizers join the prompt's end and the answer's beginning.
@@ -96,17 +96,17 @@ def draw_shots(labels: Sequence[int], shots: int, seed: int) -> list[int]:
     order = sorted(range(len(labels)), key=[draw() for _ in labels].__getitem__)
     kept: list[int] = []
     for label in sorted(set(labels)):
-        of_label = [number for number in order if labels[number] == label]
-        if len(of_label) < shots:
+        same = [number for number in order if labels[number] == label]
+        if len(same) < shots:
             raise ConfigError(
-                f"prompt.shots: of one label there are only {len(of_label)} training examples, not "
+                f"prompt.shots: of one label there are only {len(same)} training examples, not "
                 f"{shots}; take fewer shots"
             )
-        kept += of_label[:shots]
+        kept += same[:shots]
     return sorted(kept, key=[draw() for _ in labels].__getitem__)
 
 
-def normalised(
+def normalised_score(
     log_probabilities: Sequence[float], answer: str, norm: str, alone: Sequence[float] = ()
 ) -> float:
     """Return the score of an answer from the log-probabilities of its tokens.
@@ -131,14 +131,14 @@ def normalised(
     return total / max(1, lengths[norm])
 
 
-def shares(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+def label_probabilities(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
     """Return the probability of each label, `[C]`, from the scores of its words."""
-    by_label = np.array([np.logaddexp.reduce(of_words) for of_words in scores])
+    by_label = np.array([np.logaddexp.reduce(words) for words in scores])
     exponential = np.exp(by_label - by_label.max())
     return np.asarray(exponential / exponential.sum(), np.float64)
 
 
-def calibrated(
+def calibrate_probabilities(
     shares_C: npt.NDArray[np.float64], bias_C: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
     """Return probabilities over the model's bias, which sum to 1 again (Zhao et al. 2021)."""

@@ -44,18 +44,18 @@ class SentenceScorer:
     def score(self, sentences: Sequence[str]) -> tuple[list[float], list[int]]:
         """Return the log-probability of each sentence in nats, and its number of tokens."""
         if isinstance(self._reads, PromptLayout):
-            rows = [self._laid_out(text, self._reads) for text in sentences]
+            rows = [self._causal_ending(text, self._reads) for text in sentences]
             scores = score_endings(self._model, rows, self._batch)
             counts = [len(row.tokens) - row.first for row in rows]
             return [math.fsum(scores_N.tolist()) for scores_N in scores], counts
         before = self._tokenizer.cls if self._reads == "sentence" else self._tokenizer.sep
         gaps = [list(self._gaps(text, before)) for text in sentences]
-        flat = [gap for of_sentence in gaps for gap in of_sentence]
+        flat = [gap for row in gaps for gap in row]
         scored = iter(score_gaps(self._model, flat, self._tokenizer.pad, self._batch))
-        sums = [math.fsum(float(next(scored)) for _ in of_sentence) for of_sentence in gaps]
-        return sums, [len(of_sentence) for of_sentence in gaps]
+        sums = [math.fsum(float(next(scored)) for _ in row) for row in gaps]
+        return sums, [len(row) for row in gaps]
 
-    def _laid_out(self, text: str, layout: PromptLayout) -> Ending:
+    def _causal_ending(self, text: str, layout: PromptLayout) -> Ending:
         """Return the tokens of a sentence as a causal model reads them."""
         tokens = layout.encode(text)
         if self._scores_first and layout.line_end is None and layout.before_text is None:

@@ -37,16 +37,16 @@ class Angles(ConfigPart):
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         older = {today: settings.values.get(key) for key, today in self.older.items()}
         settings = replace(settings, values={**older, **settings.values})
-        given = _said(settings, "rope_parameters") or _said(settings, "rope_scaling")
-        return {"rotary": _rotary(settings, given, self.usual_share)}
+        angles = _mapping_at(settings, "rope_parameters") or _mapping_at(settings, "rope_scaling")
+        return {"rotary": _build_rotary(settings, angles, self.usual_share)}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
         rotary = shape.rotary
-        said = _described(rotary)
-        scaling = {} if rotary.scaling is None else {"rope_scaling": said}
+        angles = _rope_parameters(rotary)
+        scaling = {} if rotary.scaling is None else {"rope_scaling": angles}
         known = {"rope_theta": rotary.base, "partial_rotary_factor": rotary.share}
         older = {key: known[today] for key, today in self.older.items()}
-        return {"rope_theta": rotary.base, "rope_parameters": said, **scaling, **older}
+        return {"rope_theta": rotary.base, "rope_parameters": angles, **scaling, **older}
 
 
 @dataclass(frozen=True)
@@ -54,84 +54,84 @@ class TwoKinds(ConfigPart):
     """How a family with two kinds of blocks calls their angles and their order in older configs.
 
     Args:
-        bases: The keys of the bases in blocks that see everything, and in those with a window.
+        base_keys: The keys of the bases in blocks that see everything, and in those with a window.
         defaults: Their values where a config lacks them.
-        every: The key that says that each block of so many sees everything.
-        common: Its value where a config lacks it.
-        first: Whether the first of so many does; else the last.
+        every_key: The key that says that each block of so many sees everything.
+        usual_every: Its value where a config lacks it.
+        global_first: Whether the first of so many does; else the last.
     """
 
-    bases: tuple[str, str]
+    base_keys: tuple[str, str]
     defaults: tuple[float, float]
-    every: str
-    common: int
-    first: bool
+    every_key: str
+    usual_every: int
+    global_first: bool
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the angles, and which blocks see everything."""
-        order = self._order_of(settings, before["depth"])
-        return {"rotary": self._rotary_of(settings), **order}
+        order = self._read_order(settings, before["depth"])
+        return {"rotary": self._read_rotary(settings), **order}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
         rotary = shape.rotary
         local = Rotary(rotary.base if rotary.local_base is None else rotary.local_base)
-        scaling = {} if rotary.scaling is None else {"rope_scaling": _described(rotary)}
+        scaling = {} if rotary.scaling is None else {"rope_scaling": _rope_parameters(rotary)}
         return {
             "layer_types": [LOCAL if has_window else GLOBAL for has_window in shape.has_window],
-            **dict(zip(self.bases, (rotary.base, local.base), strict=True)),
-            "rope_parameters": {GLOBAL: _described(rotary), LOCAL: _described(local)},
+            **dict(zip(self.base_keys, (rotary.base, local.base), strict=True)),
+            "rope_parameters": {GLOBAL: _rope_parameters(rotary), LOCAL: _rope_parameters(local)},
             **scaling,
         }
 
-    def _rotary_of(self, settings: PublishedConfig) -> Rotary:
-        given = _said(settings, "rope_parameters")
+    def _read_rotary(self, settings: PublishedConfig) -> Rotary:
+        by_kind = _mapping_at(settings, "rope_parameters")
         kinds = [
             {
-                "rope_theta": settings.value(key, default, float),
-                **_mapping(settings, given.get(kind)),
+                "rope_theta": settings.value(key, base, float),
+                **_checked_mapping(settings, by_kind.get(kind)),
             }
-            for key, default, kind in zip(self.bases, self.defaults, (GLOBAL, LOCAL), strict=True)
+            for key, base, kind in zip(self.base_keys, self.defaults, (GLOBAL, LOCAL), strict=True)
         ]
-        if not given:
-            kinds[0] |= _said(settings, "rope_scaling")
-        whole, local = (_rotary(settings, angles) for angles in kinds)
+        if not by_kind:
+            kinds[0] |= _mapping_at(settings, "rope_scaling")
+        whole, local = (_build_rotary(settings, angles) for angles in kinds)
         if local.scaling is not None:
-            raise settings.wrong("rope_parameters", f"no scaling of {LOCAL}")
+            raise settings.error("rope_parameters", f"no scaling of {LOCAL}")
         return replace(whole, local_base=local.base)
 
-    def _order_of(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
-        every = settings.value(self.every, self.common, int)
-        start = 0 if self.first else every - 1
+    def _read_order(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
+        every = settings.value(self.every_key, self.usual_every, int)
+        start = 0 if self.global_first else every - 1
         order = [block % max(1, every) != start for block in range(depth)]
         kinds = settings.get("layer_types", [LOCAL if local else GLOBAL for local in order])
         known = isinstance(kinds, list) and all(kind in (GLOBAL, LOCAL) for kind in kinds)
         if not known or len(kinds) != depth:
-            raise settings.wrong("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")
+            raise settings.error("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")
         whole = [block for block, kind in enumerate(kinds) if kind == GLOBAL]
         if not whole:
             return {"global_every": 0, "global_from": 0}
         first = whole[0]
         every = whole[1] - first if len(whole) > 1 else depth
         if whole != [block for block in range(depth) if (block - first) % every == 0]:
-            raise settings.wrong("layer_types", f"{GLOBAL} at equal distances")
+            raise settings.error("layer_types", f"{GLOBAL} at equal distances")
         return {"global_every": every, "global_from": first}
 
 
-def _rotary(
-    settings: PublishedConfig, given: Mapping[str, Any], usual_share: float | None = None
+def _build_rotary(
+    settings: PublishedConfig, angles: Mapping[str, Any], usual_share: float | None = None
 ) -> Rotary:
-    rope = replace(settings, values={**settings.values, **given})
+    rope = replace(settings, values={**settings.values, **angles})
     # `type` is what `rope_type` was called in 2023.
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = angles.get("rope_type", angles.get("type", "default"))
     base = rope.value("rope_theta", 10_000.0, float)
     if usual_share is None:
-        rope.only("partial_rotary_factor", 1.0)
+        rope.require("partial_rotary_factor", 1.0)
     share = rope.value("partial_rotary_factor", usual_share or 1.0, float)
     if kind == "default":
         return Rotary(base, share)
     if kind not in ("linear", "llama3"):
         named = replace(settings, values={"rope_type": kind})
-        raise named.wrong("rope_type", "one of default, linear, llama3")
+        raise named.error("rope_type", "one of default, linear, llama3")
     more: dict[str, Any] = {}
     if kind == "llama3":
         more = {name: rope.value(key, None, of) for name, (key, of) in _LLAMA3.items()}
@@ -139,25 +139,25 @@ def _rotary(
     return Rotary(base, share, scaling)
 
 
-def _described(rotary: Rotary) -> dict[str, Any]:
-    scaling, said = rotary.scaling, {"rope_theta": rotary.base, "rope_type": "default"}
+def _rope_parameters(rotary: Rotary) -> dict[str, Any]:
+    scaling, angles = rotary.scaling, {"rope_theta": rotary.base, "rope_type": "default"}
     if rotary.share != 1:
-        said["partial_rotary_factor"] = rotary.share
+        angles["partial_rotary_factor"] = rotary.share
     if scaling is None:
-        return said
-    said |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        return angles
+    angles |= {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
-        said |= {key: getattr(scaling, name) for name, (key, _) in _LLAMA3.items()}
-    return said
+        angles |= {key: getattr(scaling, name) for name, (key, _) in _LLAMA3.items()}
+    return angles
 
 
-def _said(settings: PublishedConfig, key: str) -> Mapping[str, Any]:
-    return _mapping(settings, settings.values.get(key), key)
+def _mapping_at(settings: PublishedConfig, key: str) -> Mapping[str, Any]:
+    return _checked_mapping(settings, settings.values.get(key), key)
 
 
-def _mapping(
-    settings: PublishedConfig, given: Any, key: str = "rope_parameters"
+def _checked_mapping(
+    settings: PublishedConfig, value: Any, key: str = "rope_parameters"
 ) -> Mapping[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise settings.wrong(key, "a mapping")
-    return given or {}
+    if value is not None and not isinstance(value, Mapping):
+        raise settings.error(key, "a mapping")
+    return value or {}

@@ -16,10 +16,10 @@ from transfer_cli.interop.family import (
     Field,
     ModuleNames,
     TwoStackFamily,
-    Written,
+    WriteOnly,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Conversion, Rule, from_row
+from transfer_cli.interop.rules import Conversion, Rule, skip_rows
 from transfer_cli.model.shape import BackboneShape
 
 _ROW = Conversion(lambda theirs: theirs[0].flatten(), lambda ours, _: [ours[None]])
@@ -49,46 +49,46 @@ class Bart(TwoStackFamily):
     blocks = "layers"
     fields: ClassVar[Sequence[ConfigPart]] = (
         Field("width", "d_model"), Field("heads", "encoder_attention_heads"),
-        Written("decoder_attention_heads", lambda shape: shape.heads),
+        WriteOnly("decoder_attention_heads", lambda shape: shape.heads),
         Field("feedforward", "encoder_ffn_dim"),
-        Written("decoder_ffn_dim", lambda shape: shape.feedforward),
-        Field("encoder_depth", "encoder_layers", give=lambda shape: shape.stacks[0].depth),
+        WriteOnly("decoder_ffn_dim", lambda shape: shape.feedforward),
+        Field("encoder_depth", "encoder_layers", to_theirs=lambda shape: shape.stacks[0].depth),
         Field("depth", "decoder_layers"), POSITIONS,
         Field("dropout", "dropout", 0.1), Field("attention_dropout", "attention_dropout", 0.0),
         ActivationField("activation_function", "gelu"),
         Field(
             "embedding_scale", "scale_embedding", default=False,
-            take=lambda scales, before: math.sqrt(before["width"]) if scales else 1.0,
-            give=lambda shape: shape.embedding_scale != 1,
+            to_ours=lambda scales, before: math.sqrt(before["width"]) if scales else 1.0,
+            to_theirs=lambda shape: shape.embedding_scale != 1,
         ),
-        Written("is_encoder_decoder", lambda _: True),
+        WriteOnly("is_encoder_decoder", lambda _: True),
     )  # fmt: skip
     fixed: ClassVar[Mapping[str, Any]] = {
         **TwoStackFamily.fixed, "residual": "post", "position_kind": "learned",
         "embedding_norm": True, "epsilon": 1e-5, "tie_output": True,
     }  # fmt: skip
     varies: ClassVar[Sequence[str]] = ("embedding_scale",)
-    unsaid: ClassVar[Mapping[str, Any]] = {"output_bias": True}
-    only: ClassVar[Mapping[str, Any]] = {
+    implied: ClassVar[Mapping[str, Any]] = {"output_bias": True}
+    required: ClassVar[Mapping[str, Any]] = {
         "tie_word_embeddings": True, "normalize_before": False, "normalize_embedding": True,
         "add_final_layer_norm": False, "static_position_embeddings": False,
     }  # fmt: skip
-    of_stack: ClassVar[ModuleNames] = {
+    stack_modules: ClassVar[ModuleNames] = {
         "position_embedding": "embed_positions", "embedding_norm": "layernorm_embedding",
     }  # fmt: skip
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         fields = super().shape_fields(settings)
         for part, ours in (("attention_heads", "heads"), ("ffn_dim", "feedforward")):
-            settings.only(f"decoder_{part}", fields[ours])
+            settings.require(f"decoder_{part}", fields[ours])
         return fields
 
-    def inside_of(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
+    def block_modules(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
         return {**_BLOCK, **_CROSS} if decodes else _BLOCK
 
     def conversions(self, shape: BackboneShape) -> Mapping[str, Conversion]:
         """Return that the table of positions begins with two rows that no token uses."""
-        return {"position_embedding.weight": from_row(2)}
+        return {"position_embedding.weight": skip_rows(2)}
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
         return {LANGUAGE_MODEL: [Rule("heads.lm.bias", ("final_logits_bias",), _ROW)]}
@@ -107,5 +107,5 @@ class MBart(Bart):
     model_type = "mbart"
     base_model = "MBartModel"
     fixed: ClassVar[Mapping[str, Any]] = {**Bart.fixed, "residual": "pre"}
-    only: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True}
-    of_stack: ClassVar[ModuleNames] = {**Bart.of_stack, "final_norm": "layer_norm"}
+    required: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": True}
+    stack_modules: ClassVar[ModuleNames] = {**Bart.stack_modules, "final_norm": "layer_norm"}

@@ -20,7 +20,7 @@ from transfer_cli.interop.family import (
     ConfigPart,
     Field,
     ModuleNames,
-    Written,
+    WriteOnly,
 )
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import SAME, TRANSPOSED, Conversion, Rule, by_head
@@ -39,15 +39,15 @@ class Gpt2(CausalFamily):
         Field("width", "n_embd"), Field("heads", "n_head"), Field("depth", "n_layer"),
         Field("positions", "n_positions"),
         Field("feedforward", "n_inner", lambda before: 4 * before["width"]),
-        Field("dropout", "resid_pdrop", 0.1), Written("embd_pdrop", lambda shape: shape.dropout),
+        Field("dropout", "resid_pdrop", 0.1), WriteOnly("embd_pdrop", lambda shape: shape.dropout),
         Field("attention_dropout", "attn_pdrop", 0.1),
         ActivationField("activation_function", "gelu_new"),
         Field("epsilon", "layer_norm_epsilon", 1e-5),
         Field("tie_output", "tie_word_embeddings", default=True),
     )  # fmt: skip
     fixed: ClassVar[Mapping[str, Any]] = {**CausalFamily.fixed, "position_kind": "learned"}
-    unsaid: ClassVar[Mapping[str, Any]] = {**CausalFamily.unsaid, "embedding_norm": None}
-    only: ClassVar[Mapping[str, Any]] = {
+    implied: ClassVar[Mapping[str, Any]] = {**CausalFamily.implied, "embedding_norm": None}
+    required: ClassVar[Mapping[str, Any]] = {
         "add_cross_attention": False, "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
     }  # fmt: skip
@@ -86,7 +86,7 @@ class OpenAIGpt(CausalFamily):
     fields: ClassVar[Sequence[ConfigPart]] = (
         Field("width", "n_embd"), Field("heads", "n_head"), Field("depth", "n_layer"),
         Field("positions", "n_positions"),
-        Field("dropout", "resid_pdrop", 0.1), Written("embd_pdrop", lambda shape: shape.dropout),
+        Field("dropout", "resid_pdrop", 0.1), WriteOnly("embd_pdrop", lambda shape: shape.dropout),
         Field("attention_dropout", "attn_pdrop", 0.1),
         ActivationField(
             "afn", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
@@ -151,7 +151,7 @@ class GptNeoX(CausalFamily):
         **CausalFamily.fixed, "residual": "parallel", "position_kind": "rotary",
     }  # fmt: skip
     varies: ClassVar[Sequence[str]] = ("residual",)
-    only: ClassVar[Mapping[str, Any]] = {"attention_bias": True}
+    required: ClassVar[Mapping[str, Any]] = {"attention_bias": True}
     synonyms: ClassVar[Mapping[str, str]] = {"lm_head.": "embed_out."}
     output_layer = "embed_out"
     has_token_heads = True
@@ -184,7 +184,7 @@ _SIZES = (
     Field(
         "key_value_heads", "num_key_value_heads", lambda before: before["heads"],
         lambda shared, before: None if shared == before["heads"] else shared,
-        lambda shape: shape.shared_heads,
+        lambda shape: shape.kv_heads,
     ),
     Field(
         "head_width", "head_dim", lambda before: before["width"] // before["heads"],
@@ -218,8 +218,8 @@ class Llama(CausalFamily):
         "feedforward_kind": "gated",
     }  # fmt: skip
     varies: ClassVar[Sequence[str]] = ("key_value_heads", "head_width")
-    unsaid: ClassVar[Mapping[str, Any]] = {**CausalFamily.unsaid, "dropout": 0.0}
-    only: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
+    implied: ClassVar[Mapping[str, Any]] = {**CausalFamily.implied, "dropout": 0.0}
+    required: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
     outside: ClassVar[ModuleNames] = {"token_embedding": "embed_tokens", "final_norm": "norm"}
     inside: ClassVar[ModuleNames] = {
         "attention.packed": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -271,10 +271,10 @@ class Qwen2(Llama):
     base_model = "Qwen2Model"
     fields: ClassVar[Sequence[ConfigPart]] = (
         *Llama.fields,
-        Written("use_sliding_window", lambda _: False),
+        WriteOnly("use_sliding_window", lambda _: False),
     )
     fixed: ClassVar[Mapping[str, Any]] = {**Llama.fixed, "biases": "qkv"}
-    only: ClassVar[Mapping[str, Any]] = {"use_sliding_window": False}
+    required: ClassVar[Mapping[str, Any]] = {"use_sliding_window": False}
 
 
 class Qwen3(Qwen2):
@@ -284,12 +284,12 @@ class Qwen3(Qwen2):
     model_type = "qwen3"
     base_model = "Qwen3Model"
     fixed: ClassVar[Mapping[str, Any]] = {**Llama.fixed, "query_key_norm": True}
-    only: ClassVar[Mapping[str, Any]] = {**Llama.only, **Qwen2.only}
+    required: ClassVar[Mapping[str, Any]] = {**Llama.required, **Qwen2.required}
 
 
 _GEMMA3 = TwoKinds(
     ("rope_theta", "rope_local_base_freq"), (1_000_000.0, 10_000.0),
-    every="sliding_window_pattern", common=6, first=False,
+    every_key="sliding_window_pattern", usual_every=6, global_first=False,
 )  # fmt: skip
 
 
@@ -304,7 +304,7 @@ class Gemma3(Llama):
         Field("window", "sliding_window"),
         ActivationField("hidden_activation", "gelu_pytorch_tanh"),
         Field("tie_output", "tie_word_embeddings", default=True),
-        Written("query_pre_attn_scalar", lambda shape: shape.head_size),
+        WriteOnly("query_pre_attn_scalar", lambda shape: shape.head_size),
         _GEMMA3,
     )
     fixed: ClassVar[Mapping[str, Any]] = {
@@ -312,7 +312,7 @@ class Gemma3(Llama):
         "attention": "window",
     }  # fmt: skip
     varies = (*Llama.varies, "embedding_scale")
-    only: ClassVar[Mapping[str, Any]] = {
+    required: ClassVar[Mapping[str, Any]] = {
         "attention_bias": False, "use_bidirectional_attention": False,
         "attn_logit_softcapping": None, "final_logit_softcapping": None,
     }  # fmt: skip
@@ -328,19 +328,19 @@ class Gemma3(Llama):
         fields = super().shape_fields(settings)
         return {**fields, "embedding_scale": fields["width"] ** 0.5}
 
-    def rules_of(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
+    def import_rules(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
         """Return the rules; the norm of queries takes up a scale of scores that is not the width's.
 
         The norm multiplies by 1 + w. What is written has the width's scale, and so these norms.
         """
         usual = settings.value("query_pre_attn_scalar", 256, float)
         if not 0 < usual < math.inf:
-            raise settings.wrong("query_pre_attn_scalar", "a number above 0")
+            raise settings.error("query_pre_attn_scalar", "a number above 0")
         factor = (shape.head_size / usual) ** 0.5
-        scaled = Conversion(lambda theirs: (1 + theirs[0]) * factor - 1, SAME.give)
+        scaled = Conversion(lambda theirs: (1 + theirs[0]) * factor - 1, SAME.to_theirs)
         return [
             replace(rule, conversion=scaled) if factor != 1 and "query_norm" in rule.ours else rule
-            for rule in super().rules_of(settings, shape)
+            for rule in super().import_rules(settings, shape)
         ]
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:

@@ -26,17 +26,17 @@ from transfer_cli.interop.family import (
     Family,
     Field,
     ModuleNames,
-    Written,
+    WriteOnly,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Conversion, Rule, from_row, same
+from transfer_cli.interop.rules import Conversion, Rule, copy_rules, skip_rows
 from transfer_cli.model.positions import RelativeBias
 from transfer_cli.model.shape import Activation, BackboneShape
 
 PAD = 1
 """RoBERTa's padding token."""
 
-_SEGMENTS = Field("segments", "type_vocab_size", 2, give=lambda shape: max(1, shape.segments))
+_SEGMENTS = Field("segments", "type_vocab_size", 2, to_theirs=lambda shape: max(1, shape.segments))
 """Their models have at least one."""
 _EMBEDDING_WIDTH = Field(
     "embedding_width", "embedding_size", 128,
@@ -52,7 +52,7 @@ _OPTIONS: tuple[ConfigPart, ...] = (
 )
 _ROBERTA_POSITIONS = Field(
     "positions", "max_position_embeddings",
-    take=lambda rows, _: rows - PAD - 1, give=lambda shape: shape.positions + PAD + 1,
+    to_ours=lambda rows, _: rows - PAD - 1, to_theirs=lambda shape: shape.positions + PAD + 1,
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class EncoderFamily(Family):
         "residual": "post", "direction": "bidirectional", "position_kind": "learned",
         "embedding_norm": True, "embedding_width": None,
     }  # fmt: skip
-    unsaid: ClassVar[Mapping[str, Any]] = {"output_transform": True}
+    implied: ClassVar[Mapping[str, Any]] = {"output_transform": True}
     has_token_heads = True
     lm_head: ClassVar[tuple[str, str, str]]
     decoder: ClassVar[str] = ""
@@ -102,18 +102,18 @@ class EncoderFamily(Family):
 
     def _language_model(self, shape: BackboneShape) -> list[Rule]:
         transform, norm, last = self.lm_head
-        rules = [*same("heads.lm.transform", transform), *same("heads.lm.norm", norm)]
+        rules = [*copy_rules("heads.lm.transform", transform), *copy_rules("heads.lm.norm", norm)]
         if shape.tie_output:
-            return [*rules, *same("heads.lm", last, "bias")]
+            return [*rules, *copy_rules("heads.lm", last, "bias")]
         if not self.decoder:
-            return [*rules, *same("heads.lm", last)]
+            return [*rules, *copy_rules("heads.lm", last)]
         decoder = f"{last}.{self.decoder}"
         biases = Rule("heads.lm.bias", (f"{decoder}.bias", f"{last}.bias"))
-        return [*rules, *same("heads.lm", decoder, "weight"), biases]
+        return [*rules, *copy_rules("heads.lm", decoder, "weight"), biases]
 
 
 def _judge(head: str, pooler: str, linear: str) -> list[Rule]:
-    return [*same("heads.pooler.linear", pooler), *same(f"heads.{head}.linear", linear)]
+    return [*copy_rules("heads.pooler.linear", pooler), *copy_rules(f"heads.{head}.linear", linear)]
 
 
 class Bert(EncoderFamily):
@@ -125,7 +125,7 @@ class Bert(EncoderFamily):
     prefix = "bert"
     blocks = "encoder.layer"
     fields = (*SIZES, POSITIONS, *_OPTIONS, _SEGMENTS)
-    only: ClassVar[Mapping[str, Any]] = {
+    required: ClassVar[Mapping[str, Any]] = {
         "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
     }  # fmt: skip
     lm_head = (
@@ -159,7 +159,7 @@ class Bert(EncoderFamily):
 
     def conversions(self, shape: BackboneShape) -> Mapping[str, Conversion]:
         """Return that the table of positions may begin with rows that no token uses."""
-        return {"backbone.position_embedding.weight": from_row(self.first_position)}
+        return {"backbone.position_embedding.weight": skip_rows(self.first_position)}
 
 
 class Roberta(Bert):
@@ -171,7 +171,7 @@ class Roberta(Bert):
     prefix = "roberta"
     fields = (*SIZES, _ROBERTA_POSITIONS, *_OPTIONS, _SEGMENTS)
     first_position = PAD + 1
-    only: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.only}
+    required: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.required}
     lm_head = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
     is_gelu_head = True
     pair = None
@@ -217,7 +217,6 @@ class Electra(Bert):
     choice = ("sequence_summary.summary", "classifier")
     pooler_activation = "gelu"
     bare_pooler = ""
-
     outside: ClassVar[ModuleNames] = {
         **Bert.outside, "embedding_projection": "embeddings_project",
     }  # fmt: skip
@@ -225,8 +224,8 @@ class Electra(Bert):
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
         """Return the rules of its heads, that of the discriminator among them."""
         judge = [
-            *same("heads.discriminator.dense", "discriminator_predictions.dense"),
-            *same("heads.discriminator.linear", "discriminator_predictions.dense_prediction"),
+            *copy_rules("heads.discriminator.dense", "discriminator_predictions.dense"),
+            *copy_rules("heads.discriminator.linear", "discriminator_predictions.dense_prediction"),
         ]
         return {**super().head_rules(shape), REPLACED_TOKENS: judge}
 
@@ -239,7 +238,7 @@ class Albert(Bert):
     base_model = "AlbertModel"
     prefix = "albert"
     blocks = "encoder.albert_layer_groups"
-    within = "albert_layers.0."
+    block_prefix = "albert_layers.0."
     fields = (
         *SIZES, POSITIONS,
         Field("dropout", "hidden_dropout_prob", 0.0),
@@ -253,12 +252,12 @@ class Albert(Bert):
             lambda groups, before: {1: "all", before["depth"]: "none"}.get(groups, groups),
             lambda shape: shape.distinct_blocks,
         ),
-        Written("inner_group_num", lambda _: 1),
+        WriteOnly("inner_group_num", lambda _: 1),
     )  # fmt: skip
     fixed: ClassVar[Mapping[str, Any]] = {**Electra.fixed, "tie_output": True}
     varies = ("share",)
-    only: ClassVar[Mapping[str, Any]] = {
-        **Bert.only, "inner_group_num": 1, "tie_word_embeddings": True,
+    required: ClassVar[Mapping[str, Any]] = {
+        **Bert.required, "inner_group_num": 1, "tie_word_embeddings": True,
     }  # fmt: skip
     lm_head = ("predictions.dense", "predictions.LayerNorm", "predictions")
     classifier = choice = ("albert.pooler", "classifier")
@@ -277,7 +276,7 @@ class Albert(Bert):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         fields = super().shape_fields(settings)
         if fields["embedding_width"] is None:
-            raise settings.wrong("embedding_size", "another number than hidden_size")
+            raise settings.error("embedding_size", "another number than hidden_size")
         return fields
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
@@ -299,13 +298,12 @@ class MPNet(Roberta):
     }  # fmt: skip
     fields = (
         *SIZES, _ROBERTA_POSITIONS, *_OPTIONS,
-        Written("relative_attention_num_buckets", lambda _: RelativeBias.ranges),
+        WriteOnly("relative_attention_num_buckets", lambda _: RelativeBias.ranges),
     )  # fmt: skip
-    only: ClassVar[Mapping[str, Any]] = {
+    required: ClassVar[Mapping[str, Any]] = {
         "pad_token_id": PAD, "relative_attention_num_buckets": RelativeBias.ranges,
     }  # fmt: skip
     choice = ("mpnet.pooler.dense", "classifier")
-
     outside: ClassVar[ModuleNames] = {
         "token_embedding": "embeddings.word_embeddings",
         "position_embedding": "embeddings.position_embeddings",
@@ -333,7 +331,7 @@ class DistilBert(EncoderFamily):
         Field("dropout", "dropout", 0.1), Field("attention_dropout", "attention_dropout", 0.1),
         ActivationField("activation", "gelu"),
         Field("tie_output", "tie_word_embeddings", default=True),
-        Written("sinusoidal_pos_embds", lambda _: False),
+        WriteOnly("sinusoidal_pos_embds", lambda _: False),
     )  # fmt: skip
     fixed: ClassVar[Mapping[str, Any]] = {**EncoderFamily.fixed, "segments": 0, "epsilon": 1e-12}
     lm_head = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
@@ -354,7 +352,7 @@ class DistilBert(EncoderFamily):
 
 _ANGLES = TwoKinds(
     ("global_rope_theta", "local_rope_theta"), (160_000.0, 10_000.0),
-    every="global_attn_every_n_layers", common=3, first=True,
+    every_key="global_attn_every_n_layers", usual_every=3, global_first=True,
 )  # fmt: skip
 
 
@@ -387,15 +385,14 @@ class ModernBert(Family):
         "attention": "window", "embedding_norm": True, "embedding_width": None,
         "segments": 0,
     }  # fmt: skip
-    unsaid: ClassVar[Mapping[str, Any]] = {"output_transform": True, "dropout": 0.0}
-    only: ClassVar[Mapping[str, Any]] = {
+    implied: ClassVar[Mapping[str, Any]] = {"output_transform": True, "dropout": 0.0}
+    required: ClassVar[Mapping[str, Any]] = {
         "attention_bias": False, "mlp_bias": False, "norm_bias": False, "classifier_bias": False,
         "classifier_activation": "gelu",
     }  # fmt: skip
     poolings: ClassVar[Mapping[str, str | None]] = {"cls_first": "cls", "mean": "mean"}
     pooler_activation = "gelu_norm"
     mask_lstrip = True
-
     outside: ClassVar[ModuleNames] = {
         "token_embedding": "embeddings.tok_embeddings", "embedding_norm": "embeddings.norm",
         "final_norm": "final_norm",
@@ -409,7 +406,7 @@ class ModernBert(Family):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         fields = super().shape_fields(settings)
         if fields["rotary"].scaling is not None:
-            raise settings.wrong("rope_parameters", "no scaling")
+            raise settings.error("rope_parameters", "no scaling")
         return fields
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
@@ -420,17 +417,17 @@ class ModernBert(Family):
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
         output = [
-            *same("heads.lm.transform", "head.dense", "weight"),
-            *same("heads.lm.norm", "head.norm", "weight"),
+            *copy_rules("heads.lm.transform", "head.dense", "weight"),
+            *copy_rules("heads.lm.norm", "head.norm", "weight"),
         ]
         if shape.output_bias:
-            output += same("heads.lm", "decoder", "bias")
+            output += copy_rules("heads.lm", "decoder", "bias")
         if not shape.tie_output:
-            output += same("heads.lm", "decoder", "weight")
+            output += copy_rules("heads.lm", "decoder", "weight")
         classifier = [
-            *same("heads.pooler.linear", "head.dense", "weight"),
-            *same("heads.pooler.norm", "head.norm", "weight"),
-            *same("heads.class.linear", "classifier"),
+            *copy_rules("heads.pooler.linear", "head.dense", "weight"),
+            *copy_rules("heads.pooler.norm", "head.norm", "weight"),
+            *copy_rules("heads.class.linear", "classifier"),
         ]
         return {
             LANGUAGE_MODEL: output,

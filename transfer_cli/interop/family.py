@@ -19,7 +19,7 @@ from transfer_cli.interop.rules import (
     SAME,
     Conversion,
     Rule,
-    same,
+    copy_rules,
     stacked,
     with_prefix,
 )
@@ -58,23 +58,24 @@ class Field(ConfigPart):
         theirs: The key.
         default: Its value where a config lacks it, or a function of the fields before that returns
             one. None: the key must be there, and is a whole number.
-        take: Makes our value of theirs and the fields before.
-        give: Makes their value of a shape; None: it is the field.
+        to_ours: Makes our value of theirs and the fields before.
+        to_theirs: Makes their value of a shape; None: it is the field.
     """
 
     ours: str
     theirs: str
     default: Any = None
-    take: Callable[[Any, Mapping[str, Any]], Any] = lambda value, before: value
-    give: Callable[[BackboneShape], Any] | None = None
+    to_ours: Callable[[Any, Mapping[str, Any]], Any] = lambda value, before: value
+    to_theirs: Callable[[BackboneShape], Any] | None = None
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         default = self.default(before) if callable(self.default) else self.default
         value = settings.value(self.theirs, default, int if default is None else type(default))
-        return {self.ours: self.take(value, before)}
+        return {self.ours: self.to_ours(value, before)}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        return {self.theirs: getattr(shape, self.ours) if self.give is None else self.give(shape)}
+        value = self.to_theirs(shape) if self.to_theirs else getattr(shape, self.ours)
+        return {self.theirs: value}
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,17 @@ class ActivationField(ConfigPart):
 
 
 @dataclass(frozen=True)
-class Written(ConfigPart):
+class WriteOnly(ConfigPart):
     """A key that is written and not read."""
 
     theirs: str
-    give: Callable[[BackboneShape], Any]
+    to_theirs: Callable[[BackboneShape], Any]
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        return {self.theirs: self.give(shape)}
+        return {self.theirs: self.to_theirs(shape)}
 
 
 POSITIONS = Field("positions", "max_position_embeddings")
@@ -155,8 +156,8 @@ _LANGUAGE_MODELS = {
 }  # fmt: skip
 """The same of language models, by direction."""
 TOKEN_HEADS = {
-    QUESTION_ANSWERING: same("heads.span", "qa_outputs"),
-    TOKEN_CLASSIFICATION: same("heads.tags", "classifier"),
+    QUESTION_ANSWERING: copy_rules("heads.span", "qa_outputs"),
+    TOKEN_CLASSIFICATION: copy_rules("heads.tags", "classifier"),
 }
 """The rules of answers in a text, and of a label for each token, where a family has these heads."""
 
@@ -175,15 +176,15 @@ class Family(ABC):
         fields: What the config says of a `BackboneShape`, in the order in which it is read.
         fixed: Fields that have one value in all models of the family, such as `direction`,
             `position_kind` and `residual`.
-        unsaid: Fields that reading sets and no key says, such as those of its language-model head.
+        implied: Fields that reading sets and no key says, such as those of its language-model head.
         varies: Fields that are equal in most families, and not in this one.
         outside: The modules of the backbone outside of its blocks; theirs lack the prefix. Those
             that a shape does not ask for are left out.
         inside: The modules of a block; names here and there lack the block's own.
-        within: What stands before these names there.
+        block_prefix: What stands before these names there.
         language_model: The class that loads its language model; "": as usual.
         has_token_heads: Whether it has `TOKEN_HEADS`.
-        only: Keys of the config, each with the one value that we can build.
+        required: Keys of the config, each with the one value that we can build.
         poolings: How its classifier makes one vector of a text, the usual way first, and what the
             config calls that (`classifier_pooling`); None: all do so.
         pooler_activation: That of the classifier's pooler; none: it has no pooler.
@@ -202,14 +203,14 @@ class Family(ABC):
     blocks: ClassVar[str]
     fields: ClassVar[Sequence[ConfigPart]]
     fixed: ClassVar[Mapping[str, Any]]
-    unsaid: ClassVar[Mapping[str, Any]] = {}
+    implied: ClassVar[Mapping[str, Any]] = {}
     varies: ClassVar[Sequence[str]] = ()
     outside: ClassVar[ModuleNames]
     inside: ClassVar[ModuleNames]
-    within: ClassVar[str] = ""
+    block_prefix: ClassVar[str] = ""
     language_model: ClassVar[str] = ""
     has_token_heads: ClassVar[bool] = False
-    only: ClassVar[Mapping[str, Any]] = {}
+    required: ClassVar[Mapping[str, Any]] = {}
     poolings: ClassVar[Mapping[str, str | None]] = {"cls_first": None}
     pooler_activation: ClassVar[str] = "none"
     bare_pooler: ClassVar[str] = ""
@@ -233,20 +234,20 @@ class Family(ABC):
         Raises:
             ValueError: Its numbers do not fit each other.
         """
-        for key, value in self.only.items():
-            settings.only(key, value)
+        for key, value in self.required.items():
+            settings.require(key, value)
         return BackboneShape(**self.shape_fields(settings))
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of that shape."""
         fields = {**self.fixed, "pooler": self.pooler_activation}
         for part in self.fields:
-            read = part.read(settings, fields)
-            check_sizes(read)
-            fields |= read
-        return {**fields, **self.unsaid}
+            more = part.read(settings, fields)
+            check_sizes(more)
+            fields |= more
+        return {**fields, **self.implied}
 
-    def with_weights(self, shape: BackboneShape, names: Collection[str]) -> BackboneShape:
+    def shape_from_weights(self, shape: BackboneShape, names: Collection[str]) -> BackboneShape:
         """Return the shape of a folder with tensors of these names, which say what no key says."""
         return shape
 
@@ -254,17 +255,17 @@ class Family(ABC):
         """Return the config that describes a shape, without vocabulary, labels and names."""
         return {key: value for part in self.fields for key, value in part.write(shape).items()}
 
-    def key_of(self, field: str) -> str:
+    def config_key(self, field: str) -> str:
         """Return what the config calls a field."""
         return next(p.theirs for p in self.fields if isinstance(p, Field) and p.ours == field)
 
-    def pooling_of(self, settings: PublishedConfig) -> str:
+    def classifier_pooling(self, settings: PublishedConfig) -> str:
         """Return how its classifier makes one vector of a text."""
         usual, *others = self.poolings
         known = {name: ours for ours, name in self.poolings.items() if name is not None}
         return settings.one_of("classifier_pooling", known, next(iter(known))) if others else usual
 
-    def of_classifier(self, pooling: str) -> dict[str, Any]:
+    def classifier_config(self, pooling: str) -> dict[str, Any]:
         """Return the keys of a config with a classifier."""
         name = self.poolings[pooling]
         return {} if name is None else {"classifier_pooling": name}
@@ -292,44 +293,44 @@ class Family(ABC):
         """
         return {}
 
-    def pooler(self) -> list[Rule]:
+    def pooler_rules(self) -> list[Rule]:
         """Return the rules of the pooler that a model without a classifier may have."""
         theirs = f"{self.prefix}.{self.bare_pooler}"
-        return same("heads.pooler.linear", theirs) if self.bare_pooler else []
+        return copy_rules("heads.pooler.linear", theirs) if self.bare_pooler else []
 
     def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
         """Return tensors of their backbone, by name, that ours lacks and that change nothing."""
         return {}
 
-    def backbone(self, shape: BackboneShape) -> list[Rule]:
+    def backbone_rules(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the backbone; their names there lack the prefix."""
         outside = {f"backbone.{ours}": theirs for ours, theirs in self.outside.items()}
-        rules, block = self._rules(outside, shape), self._rules(self.inside, shape)
+        rules, block = self._module_rules(outside, shape), self._module_rules(self.inside, shape)
         for number in range(shape.distinct_blocks):
-            theirs = f"{self.blocks}.{number}.{self.within}"
+            theirs = f"{self.blocks}.{number}.{self.block_prefix}"
             rules += with_prefix(block, theirs, f"backbone.blocks.{number}.")
         if FORMS[shape.residual].plain_start:
             rules = [r for r in rules if not r.ours.startswith("backbone.blocks.0.attention_norm.")]
         return rules
 
-    def _rules(self, names: ModuleNames, shape: BackboneShape) -> list[Rule]:
+    def _module_rules(self, names: ModuleNames, shape: BackboneShape) -> list[Rule]:
         """Return the rules of those of these modules that a shape has."""
-        heads, shared = (count * shape.head_size for count in (shape.heads, shape.shared_heads))
+        heads, shared = (count * shape.head_size for count in (shape.heads, shape.kv_heads))
         conversions, rules = self.conversions(shape), []
         for ours, theirs in names.items():
             parts = (theirs,) if isinstance(theirs, str) else theirs
             usual = SAME if len(parts) == 1 else CONCATENATED
             if len(parts) == 3:  # queries, keys and values
                 usual = stacked([heads, shared, shared])
-            for kind in _tensors(ours, shape):
+            for kind in _parameter_names(ours, shape):
                 name = f"{ours}.{kind}"
                 there = tuple(f"{part}.{kind}" for part in parts)
                 rules.append(Rule(name, there, conversions.get(name, usual)))
         return rules
 
-    def rules_of(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
+    def import_rules(self, settings: PublishedConfig, shape: BackboneShape) -> list[Rule]:
         """Return the rules by which a backbone with such a config is read."""
-        return self.backbone(shape)
+        return self.backbone_rules(shape)
 
     def is_beyond(self, name: str, shape: BackboneShape) -> bool:
         """Return whether a tensor of theirs belongs to a block that a shape does not have."""
@@ -337,12 +338,12 @@ class Family(ABC):
 
     def _block_number(self, name: str, blocks: str) -> int:
         """Return the number of the block that a tensor of theirs belongs to; -1: to none."""
-        stem, _, rest = name.removeprefix(self.dotted).partition(f"{blocks}.")
+        stem, _, rest = name.removeprefix(self.dotted_prefix).partition(f"{blocks}.")
         number = rest.partition(".")[0]
         return int(number) if not stem and number.isdecimal() and len(number) < 10 else -1
 
     @property
-    def dotted(self) -> str:
+    def dotted_prefix(self) -> str:
         """The prefix as it stands before a name."""
         return f"{self.prefix}." if self.prefix else ""
 
@@ -371,13 +372,13 @@ class CausalFamily(Family):
         "residual": "pre", "direction": "causal", "embedding_norm": False, "embedding_width": None,
         "segments": 0,
     }  # fmt: skip
-    unsaid: ClassVar[Mapping[str, Any]] = {"output_bias": False}
+    implied: ClassVar[Mapping[str, Any]] = {"output_bias": False}
     poolings: ClassVar[Mapping[str, str | None]] = {"cls_last": None}
     output_layer: ClassVar[str] = "lm_head"
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
-        output = [] if shape.tie_output else same("heads.lm", self.output_layer, "weight")
-        score = same("heads.class.linear", "score", "weight")
+        output = [] if shape.tie_output else copy_rules("heads.lm", self.output_layer, "weight")
+        score = copy_rules("heads.class.linear", "score", "weight")
         return {LANGUAGE_MODEL: output, SEQUENCE_CLASSIFICATION: score}
 
 
@@ -385,7 +386,7 @@ class TwoStackFamily(Family):
     """A family with an encoder and a decoder, which share their token embeddings.
 
     Attributes:
-        of_stack: The modules of each stack outside of its blocks.
+        stack_modules: The modules of each stack outside of its blocks.
     """
 
     fixed: ClassVar[Mapping[str, Any]] = {
@@ -394,20 +395,20 @@ class TwoStackFamily(Family):
     }  # fmt: skip
     outside: ClassVar[ModuleNames] = {"token_embedding": "shared"}
     inside: ClassVar[ModuleNames] = {}
-    of_stack: ClassVar[ModuleNames]
+    stack_modules: ClassVar[ModuleNames]
 
     @abstractmethod
-    def inside_of(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
+    def block_modules(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
         """Return the modules of a block of the encoder or the decoder."""
 
-    def backbone(self, shape: BackboneShape) -> list[Rule]:
+    def backbone_rules(self, shape: BackboneShape) -> list[Rule]:
         shared = {f"backbone.{ours}": theirs for ours, theirs in self.outside.items()}
-        rules = self._rules(shared, shape)
+        rules = self._module_rules(shared, shape)
         for stack, stack_shape in zip(_STACKS, shape.stacks, strict=True):
             there, here = f"{stack}.", f"backbone.{stack}."
-            rules += with_prefix(self._rules(self.of_stack, stack_shape), there, here)
-            block = self._rules(
-                self.inside_of(stack_shape, decodes=stack == "decoder"), stack_shape
+            rules += with_prefix(self._module_rules(self.stack_modules, stack_shape), there, here)
+            block = self._module_rules(
+                self.block_modules(stack_shape, decodes=stack == "decoder"), stack_shape
             )
             for number in range(stack_shape.depth):
                 theirs = f"{there}{self.blocks}.{number}."
@@ -421,13 +422,14 @@ class TwoStackFamily(Family):
         )
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
-        return {LANGUAGE_MODEL: [] if shape.tie_output else same("heads.lm", "lm_head", "weight")}
+        output = [] if shape.tie_output else copy_rules("heads.lm", "lm_head", "weight")
+        return {LANGUAGE_MODEL: output}
 
 
 _STACKS = ("encoder", "decoder")
 
 
-def _tensors(module: str, shape: BackboneShape) -> tuple[str, ...]:
+def _parameter_names(module: str, shape: BackboneShape) -> tuple[str, ...]:
     """Return the tensors of a module of ours; none where the shape does not ask for it."""
     name = module.rpartition(".")[2]
     if (

@@ -15,10 +15,10 @@ from torch import Tensor
 from transfer_cli.config.models import listed_models
 from transfer_cli.data.hub_client import MODEL, client
 from transfer_cli.errors import CheckpointError, raised_as
-from transfer_cli.model.weights import LazyTensors, open_tensors, shapes_of, without_values
-from transfer_cli.runs.checkpoint import check_unpacked
+from transfer_cli.model.weights import LazyTensors, file_shapes, open_tensors, without_values
+from transfer_cli.runs.checkpoint import check_uncompressed
 from transfer_cli.runs.directory import HUB
-from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
+from transfer_cli.safe_files import UnreadableError, check_no_lfs_pointer, read_json
 
 WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -27,10 +27,9 @@ PICKLE = "pytorch_model.bin"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """What the oldest files call a tensor, and what it is called today."""
 
-MOST_NAMES = 4
+MAX_ALIASES = 4
 """How often the numbers of a pickle may stand in its tensors, on average. A table that is also the
 output layer has two names; with a stride of 0, a tensor of gigabytes is one number in the file."""
-
 
 _FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
@@ -52,11 +51,11 @@ def fetch(name: str, key: str) -> Path:
             folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
     for model in listed_models().values():
         if model.place == name and model.sha256 is not None:
-            _check_weights(folder / WEIGHTS, model.sha256, key)
+            _check_hash(folder / WEIGHTS, model.sha256, key)
     return folder
 
 
-def _check_weights(path: Path, sha256: str, key: str) -> None:
+def _check_hash(path: Path, sha256: str, key: str) -> None:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != sha256:
@@ -81,36 +80,36 @@ def read_tensors(
     takes the memory of the tensors that are kept. Without values, they are on the meta device.
     `synonyms` are further parts of names that some files have, and what they stand for.
     """
-    places = _places(folder, values=values)
+    places = _find_tensors(folder, values=values)
     names = {**_OLD_NAMES, **(synonyms or {})}
-    today = {_renamed(name, names): name for name in places}
+    today = {_current_name(name, names): name for name in places}
     shapes = {
-        new: _widened(without_values(places[old])[old].to("meta")) for new, old in today.items()
+        new: _to_float32(without_values(places[old])[old].to("meta")) for new, old in today.items()
     }
     if not values:
         return shapes
-    return LazyTensors(shapes, lambda new: _widened(places[today[new]][today[new]]))
+    return LazyTensors(shapes, lambda new: _to_float32(places[today[new]][today[new]]))
 
 
-def _places(folder: Path, *, values: bool) -> Mapping[str, Mapping[str, Tensor]]:
-    for name, read in ((WEIGHTS, open_tensors if values else shapes_of), (PICKLE, _unpickled)):
+def _find_tensors(folder: Path, *, values: bool) -> Mapping[str, Mapping[str, Tensor]]:
+    for name, read in ((WEIGHTS, open_tensors if values else file_shapes), (PICKLE, _load_pickle)):
         whole, index = folder / name, folder / f"{name}.index.json"
         if whole.is_file():
             inside: Mapping[str, Tensor] = read(whole)
             return dict.fromkeys(inside, inside)
         if index.is_file():
-            return _join(index, read)
+            return _open_index(index, read)
     raise CheckpointError(
         f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
         f"its parts, or {PICKLE}"
     )
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def _to_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def _renamed(name: str, names: Mapping[str, str]) -> str:
+def _current_name(name: str, names: Mapping[str, str]) -> str:
     for part, new in names.items():
         name = name.replace(part, new)
     return name
@@ -121,7 +120,7 @@ def dump_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _join(
+def _open_index(
     index: Path, read: Callable[[Path], Mapping[str, Tensor]]
 ) -> dict[str, Mapping[str, Tensor]]:
     """Return the file of each tensor that an index names."""
@@ -158,12 +157,12 @@ def _claimed_bytes(content: Any) -> int | None:
     return total
 
 
-def _unpickled(path: Path) -> dict[str, Tensor]:
+def _load_pickle(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
-            check_no_pointer(file.read(64))
+            check_no_lfs_pointer(file.read(64))
         if zipfile.is_zipfile(path):
-            check_unpacked(path)
+            check_uncompressed(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of tensors that are refused below
             content = torch.load(path, weights_only=True, map_location="cpu")
@@ -178,7 +177,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     if claimed is None:
         raise CheckpointError(f"{path} holds something else than plain tensors by name")
     size = path.stat().st_size
-    if claimed > MOST_NAMES * size:
+    if claimed > MAX_ALIASES * size:
         raise CheckpointError(
             f"{path} has {size:,} bytes, and its tensors would take {claimed:,}: they repeat the "
             f"same numbers; take the model's {WEIGHTS}"

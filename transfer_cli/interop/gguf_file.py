@@ -14,7 +14,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.family import LANGUAGE_MODEL
 from transfer_cli.interop.saving import published_tensors
 from transfer_cli.interop.targets import Ours, Target, target_of
-from transfer_cli.interop.vocabulary import FILE
+from transfer_cli.interop.vocabulary import TOKENIZER_FILE
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ def write_gguf(ours: Ours, folder: Path, family: str | None, name: str) -> Targe
         family: See `target_of`.
         name: What the file says that the model is called.
     """
-    target = _checked(ours, family)
+    target = _checked_target(ours, family)
     import gguf
 
     architecture = _FAMILIES[target.family.model_type]
     kind = next(k for k, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     names = gguf.get_tensor_name_map(kind, ours.shape.depth)
     tensors = {
-        there: _turned(theirs, tensor, ours, architecture)
+        there: _gguf_array(theirs, tensor, ours, architecture)
         for theirs, tensor in published_tensors(ours.tensors, target).items()
         if (there := names.get_name(theirs, (".weight", ".bias"))) is not None
     }
@@ -59,9 +59,9 @@ def write_gguf(ours: Ours, folder: Path, family: str | None, name: str) -> Targe
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(name)
     _write_shape(writer, ours)
-    ours.tokenizer.save(folder / FILE)
-    _write_tokenizer(writer, ours, json.loads((folder / FILE).read_text("utf-8")))
-    (folder / FILE).unlink()
+    ours.tokenizer.save(folder / TOKENIZER_FILE)
+    _write_tokenizer(writer, ours, json.loads((folder / TOKENIZER_FILE).read_text("utf-8")))
+    (folder / TOKENIZER_FILE).unlink()
     for there, tensor in tensors.items():
         writer.add_tensor(there, tensor)
     writer.write_header_to_file()
@@ -79,7 +79,7 @@ def write_gguf(ours: Ours, folder: Path, family: str | None, name: str) -> Targe
     return target
 
 
-def _checked(ours: Ours, family: str | None) -> Target:
+def _checked_target(ours: Ours, family: str | None) -> Target:
     if find_spec("gguf") is None:
         raise ConfigError(f"format=gguf needs the package gguf: {pip_install('gguf')}")
     other = "format=hf writes the folder that llama.cpp's convert_hf_to_gguf.py reads"
@@ -102,14 +102,14 @@ def _checked(ours: Ours, family: str | None) -> Target:
     return target
 
 
-def _turned(name: str, tensor: Tensor, ours: Ours, architecture: str) -> np.ndarray[Any, Any]:
+def _gguf_array(name: str, tensor: Tensor, ours: Ours, architecture: str) -> np.ndarray[Any, Any]:
     """Return a tensor as the file has it."""
     shape, array = ours.shape, tensor.float().numpy()
     if architecture == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return np.ascontiguousarray(array.T)
     if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         # Pairs that turn together stand side by side there, half a head apart here.
-        heads = shape.heads if "q_proj" in name else shape.shared_heads
+        heads = shape.heads if "q_proj" in name else shape.kv_heads
         halves = array.reshape(heads, 2, shape.head_size // 2, -1).swapaxes(1, 2)
         return np.ascontiguousarray(halves.reshape(array.shape))
     return np.ascontiguousarray(array)
@@ -124,7 +124,7 @@ def _write_shape(writer: Any, ours: Ours) -> None:
     writer.add_block_count(shape.depth)
     writer.add_feed_forward_length(shape.feedforward)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.shared_heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_vocab_size(ours.tokenizer.size)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     if shape.norm == "layer":
@@ -142,7 +142,7 @@ def _write_tokenizer(writer: Any, ours: Ours, data: Mapping[str, Any]) -> None:
     from gguf import TokenType
 
     tokenizer, model = ours.tokenizer, data["model"]
-    split = _SPLITS.get(_steps(data.get("pre_tokenizer") or {}))
+    split = _SPLITS.get(_split_steps(data.get("pre_tokenizer") or {}))
     if model.get("type") != "BPE" or split is None:
         raise ConfigError(
             f"format: gguf is written with byte-level BPE, split as GPT-2, SmolLM, Llama 3 or Qwen "
@@ -171,7 +171,7 @@ def _write_tokenizer(writer: Any, ours: Ours, data: Mapping[str, Any]) -> None:
         log.warning("llama.cpp puts no space before a text, as this tokenizer does: begin with one")
 
 
-def _steps(node: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
+def _split_steps(node: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
     parts = node.get("pretokenizers") or [node]
     return tuple((str(p.get("type")), (p.get("pattern") or {}).get("Regex")) for p in parts)
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
-from transfer_cli.interop.vocabulary import FILE
+from transfer_cli.interop.vocabulary import TOKENIZER_FILE
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import ModelDescription, description_in
+from transfer_cli.model.weights import ModelDescription, parse_description
 from transfer_cli.safe_files import UnreadableError, read_json
 
 GRAPH = "model.onnx"
@@ -59,10 +59,10 @@ class GraphFolder:
     def model(self, heads: Sequence[str]) -> TransferModel:
         """Return the graph as a model, with heads of these names."""
         backbone = cast("Backbone", _GraphBackbone(self))
-        return TransferModel(backbone, {name: _Given() for name in heads})
+        return TransferModel(backbone, {name: _PassThroughHead() for name in heads})
 
 
-def is_graph(folder: Path) -> bool:
+def is_graph_folder(folder: Path) -> bool:
     """Return whether `export format=onnx` wrote a folder."""
     return (folder / FACTS).is_file()
 
@@ -85,10 +85,11 @@ def open_graph(folder: Path, key: str) -> GraphFolder:
         isinstance(n, int | float) for n in numbers
     ):
         raise CheckpointError(f"{key}: {path} is damaged; export the run anew")
-    description = description_in(path, lambda: again["model"])
-    tokenizer = LibraryTokenizer.load(folder / FILE)
+    description = parse_description(path, lambda: again["model"])
+    tokenizer_file = folder / TOKENIZER_FILE
+    tokenizer = LibraryTokenizer.load(tokenizer_file)
     if tokenizer.hash != description.tokenizer_hash:
-        raise CheckpointError(f"{key}: {folder / FILE} is another tokenizer than that of the graph")
+        raise CheckpointError(f"{key}: {tokenizer_file} is another tokenizer than the graph's")
     length, segments, mean, scale = cast("list[Any]", numbers)
     return GraphFolder(
         folder, description, tokenizer, segments, length, tuple(names), mean, scale
@@ -106,7 +107,7 @@ class _GraphBackbone(nn.Module):
         self.causal, self.num_segments = self.shape.direction == "causal", graph.segments
         self.token_embedding = nn.Embedding(0, 1)  # heads are given it, and these read nothing
         self._graph = graph
-        self._session = _session(graph.folder / GRAPH)
+        self._session = _open_session(graph.folder / GRAPH)
 
     def forward(
         self,
@@ -120,16 +121,17 @@ class _GraphBackbone(nn.Module):
         **others: Any,
     ) -> list[Tensor]:
         """See `Backbone.forward`; a text's own output stands at each of its positions."""
-        if asked := [name.rpartition("_")[0] for name, it in others.items() if it is not None]:
+        if asked := [name for name, value in others.items() if value is not None]:
             raise CheckpointError(
                 f"run: {self._graph.folder} holds an ONNX graph, which reads whole texts alone (it "
-                f"has no {asked[0]}); take the run itself, or its export with format=hf"
+                f"has no {asked[0].partition('_B')[0]}); take the run itself, or its export with "
+                "format=hf"
             )
-        given = {"input_ids": tokens_BT, "attention_mask": mask_BT.long()}
+        inputs = {"input_ids": tokens_BT, "attention_mask": mask_BT.long()}
         if self.num_segments > 1:
             zeros_BT = torch.zeros_like(tokens_BT)
-            given["token_type_ids"] = zeros_BT if segment_BT is None else segment_BT
-        outputs = outputs_of(self._session, self._graph.outputs, given).to(tokens_BT.device)
+            inputs["token_type_ids"] = zeros_BT if segment_BT is None else segment_BT
+        outputs = run_session(self._session, self._graph.outputs, inputs).to(tokens_BT.device)
         if (self._graph.mean, self._graph.scale) != (0, 1):
             outputs = (outputs - self._graph.mean) / self._graph.scale
         if outputs.dim() < 3:
@@ -137,7 +139,7 @@ class _GraphBackbone(nn.Module):
         return [outputs if packing is None else packing.pack(outputs)] * len(layers or (0,))
 
 
-class _Given(nn.Module):
+class _PassThroughHead(nn.Module):
     """Stands for any head: the answers are there."""
 
     pooling: Pooling = "cls_first"
@@ -153,7 +155,7 @@ class _Given(nn.Module):
         return F.cross_entropy(logits_NV.float(), target_N, reduction="sum")
 
 
-def session_of(path: Path) -> Any:
+def create_session(path: Path) -> Any:
     """Return what computes a graph, with as many threads as torch has."""
     import onnxruntime
 
@@ -163,18 +165,18 @@ def session_of(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def outputs_of(session: Any, names: Sequence[str], given: Mapping[str, Tensor]) -> Tensor:
+def run_session(session: Any, names: Sequence[str], inputs: Mapping[str, Tensor]) -> Tensor:
     """Return what a graph gives; those of several outputs are the last dimension."""
-    arrays = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in given.items()})
+    arrays = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in inputs.items()})
     parts = [torch.from_numpy(part) for part in arrays]
     return parts[0] if len(parts) == 1 else torch.stack(parts, -1)
 
 
-def _session(path: Path) -> Any:
+def _open_session(path: Path) -> Any:
     """Return what computes a graph, with as many threads as torch has."""
     if find_spec("onnxruntime") is None:
         raise ConfigError(f"run: {path} needs the package onnxruntime: {pip_install('onnx')}")
     try:
-        return session_of(path)
+        return create_session(path)
     except Exception as error:  # it has no class of its own that all of its errors are of
         raise CheckpointError(f"run: {path} is no ONNX graph that runs: {error}") from error

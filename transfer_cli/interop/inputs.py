@@ -24,7 +24,7 @@ from transfer_cli.seeds import derive
 
 CUT = {"direction": "Right", "stride": 0}
 STRATEGIES = {"longest_first": "LongestFirst", "first": "OnlyFirst", "second": "OnlySecond"}
-"""What `data.encoded_task.kept` does, in the words of the library.
+"""What `data.encoded_task.kept_sizes` does, in the words of the library.
 
 Where only one text may be cut, it refuses another one that is too long alone.
 """
@@ -85,7 +85,7 @@ class Inputs:
         backend.encode_special_tokens = True
         room = self.length - 2
         sizes = [0, 1, room // 2 - 1, room // 2, room - 1, room, room + 1, room + min(room, 512)]
-        texts = [" ".join(words) for words in _words(tokenizer, sizes)]
+        texts = [" ".join(words) for words in _random_words(tokenizer, sizes)]
         some = [*texts[1:4], texts[-1]]
         firsts, seconds = (
             some[:1] if self.truncate == kept else some for kept in ("second", "first")
@@ -102,7 +102,7 @@ class Inputs:
                 encoded = backend.encode(example.text, example.pair)
                 real = batch["mask"][number]
                 expected = [
-                    of_rows[number][real].tolist() for of_rows in (batch["tokens"], segment_BT)
+                    values[number][real].tolist() for values in (batch["tokens"], segment_BT)
                 ]
                 if [encoded.ids, encoded.type_ids] != expected:
                     raise CheckpointError(
@@ -112,7 +112,7 @@ class Inputs:
                     )
 
 
-def _words(tokenizer: Tokenizer, sizes: Sequence[int]) -> list[list[str]]:
+def _random_words(tokenizer: Tokenizer, sizes: Sequence[int]) -> list[list[str]]:
     """Return texts of so many words, most of which are one token each."""
     alone = (
         piece

@@ -17,7 +17,7 @@ from torch import Tensor
 from transfer_cli.batch import Batch
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import dump_json
-from transfer_cli.interop.graph_folder import FACTS, GRAPH, outputs_of, session_of
+from transfer_cli.interop.graph_folder import FACTS, GRAPH, create_session, run_session
 from transfer_cli.interop.onnx_modules import Graph, graph_of
 from transfer_cli.interop.targets import Ours
 from transfer_cli.interop.vocabulary import SPECIAL_TOKENS, layouts_of
@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 """The largest difference between an output x and the model's, as a share of 1 + |x|: float32 sums
 in another order, through dozens of layers."""
 
-CHECKED = ((1, 1), (3, 1), (1, 5), (3, 5), (4, 64), (1, 1024))
+CHECKED_SIZES = ((1, 1), (3, 1), (1, 5), (3, 5), (4, 64), (1, 1024))
 """The batches to compare: how many texts, of how many positions if the model has as many."""
 
 
@@ -75,9 +75,9 @@ def write_onnx(
     `again`        what this program reads the folder with, see `graph_folder`
     =============  =========================================================================
 
-    The tokenizers library does what the last four say by itself, where `tokenizer.json` holds them:
-    `Tokenizer.from_file(...).encode(text)`, with `encode_special_tokens = True`, since a special
-    token's name in a text is plain text. A language model's file cuts nothing.
+    The tokenizers library does what `length`, `cut` and the layouts say, where `tokenizer.json`
+    does: `Tokenizer.from_file(...).encode(text)`, with `encode_special_tokens = True`, since a
+    special token's name in a text is plain text. A language model's file cuts nothing.
 
     Args:
         model: On the CPU, in float32. It is in evaluation mode afterwards, otherwise unchanged.
@@ -99,7 +99,7 @@ def write_onnx(
             _export(graph, model.backbone.shape.positions, folder / GRAPH)
     finally:
         unmerge(model, merged)
-    largest = compare(folder / GRAPH, graph.outputs, model, objective)
+    largest = compare_outputs(folder / GRAPH, graph.outputs, model, objective)
     direction = "causal" if model.backbone.causal else "bidirectional"
     tokenizer, cut = ours.tokenizer, ours.truncate
     usual, pair = layouts_of("labelled" if graph.with_pairs else "lines", direction, tokenizer)
@@ -176,13 +176,13 @@ def _export(graph: Graph, positions: int, path: Path) -> None:
         )
     if program is None:
         raise RuntimeError("torch.onnx.export has returned no program")
-    _forget_origin(program.model)
+    _clear_metadata(program.model)
     program.save(path)
     # By path, since a graph of over 2 GB cannot be checked in memory.
     onnx.checker.check_model(path, full_check=True)
 
 
-def _forget_origin(model: Any) -> None:
+def _clear_metadata(model: Any) -> None:
     """Drop the lines and paths of our source that the exporter notes at every node."""
     nodes = list(model.graph.all_nodes())
     outputs = (value for node in nodes for value in node.outputs)
@@ -191,25 +191,25 @@ def _forget_origin(model: Any) -> None:
         part.metadata_props.clear()
 
 
-def compare(
+def compare_outputs(
     path: Path, names: Sequence[str], model: TransferModel, objective: Objective | None
 ) -> float:
     """Return the largest difference between the outputs of a graph and of its model."""
-    session = session_of(path)
+    session = create_session(path)
     positions = model.backbone.shape.positions
     largest = 0.0
-    for rows, length in sorted({(rows, min(length, positions)) for rows, length in CHECKED}):
-        batch = _batch(model, rows, length)
-        given = {"input_ids": batch["tokens"], "attention_mask": batch["mask"].long()}
+    for rows, length in sorted({(rows, min(length, positions)) for rows, length in CHECKED_SIZES}):
+        batch = _random_batch(model, rows, length)
+        inputs = {"input_ids": batch["tokens"], "attention_mask": batch["mask"].long()}
         if "segment" in batch:
-            given["token_type_ids"] = batch["segment"]
-        expected = _output(model, objective, batch)
-        computed = outputs_of(session, names, given)
+            inputs["token_type_ids"] = batch["segment"]
+        expected = _model_output(model, objective, batch)
+        computed = run_session(session, names, inputs)
         largest = max(largest, _difference(computed, expected, batch["mask"]))
     return largest
 
 
-def _batch(model: TransferModel, rows: int, length: int) -> Batch:
+def _random_batch(model: TransferModel, rows: int, length: int) -> Batch:
     """Return a batch of any tokens, padded on the right."""
     generator = torch.Generator().manual_seed(rows * length)
     vocabulary, segments = model.backbone.vocabulary, model.backbone.num_segments
@@ -223,10 +223,10 @@ def _batch(model: TransferModel, rows: int, length: int) -> Batch:
 
 
 @torch.no_grad()
-def _output(model: TransferModel, objective: Objective | None, batch: Batch) -> Tensor:
+def _model_output(model: TransferModel, objective: Objective | None, batch: Batch) -> Tensor:
     encoded = Encoding(model, batch)
     if isinstance(objective, SequenceObjective):
-        return objective.of_texts(model, encoded)
+        return objective.text_outputs(model, encoded)
     if objective is None:
         return encoded.top
     if objective.token_head is not None:
@@ -236,16 +236,16 @@ def _output(model: TransferModel, objective: Objective | None, batch: Batch) -> 
     return logits_BTV
 
 
-def _difference(given: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
+def _difference(computed: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
     where = f"a batch of {' x '.join(map(str, mask_BT.shape))} tokens"
-    if given.shape != expected.shape:
+    if computed.shape != expected.shape:
         raise CheckpointError(
-            f"format=onnx: the graph gives {list(given.shape)} for {where}, the model "
+            f"format=onnx: the graph gives {list(computed.shape)} for {where}, the model "
             f"{list(expected.shape)}; nothing is written, try other versions of torch and onnx"
         )
     if expected.ndim == 3:  # an output for each token; padding has none that matters
-        given, expected = given[mask_BT], expected[mask_BT]
-    apart = (given - expected).abs()
+        computed, expected = computed[mask_BT], expected[mask_BT]
+    apart = (computed - expected).abs()
     # Not `any(apart > ...)`: of NaN, every comparison is false.
     if not (apart <= TOLERANCE * (1 + expected.abs())).all():
         raise CheckpointError(

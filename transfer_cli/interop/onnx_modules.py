@@ -44,9 +44,9 @@ class Graph(nn.Module):
         mask_BT = attention_BT != 0
         # `padded` as found in the example would be a constant of the graph.
         states = self.backbone(tokens_BT, mask_BT, segment_BT, padded=True)
-        return self.read(self.readout(states), mask_BT)
+        return self.compute_output(self.readout(states), mask_BT)
 
-    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def compute_output(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the output, from the hidden states that the heads read."""
         return top_BTD
 
@@ -61,8 +61,7 @@ class _LanguageModelGraph(Graph):
         super().__init__(model)
         self.head = model.heads[HEAD]
 
-    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Return `[B, T, V]`."""
+    def compute_output(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         logits_BTV: Tensor = self.head(top_BTD, self.backbone.token_embedding.weight)
         return logits_BTV
 
@@ -82,8 +81,7 @@ class _ClassifierGraph(Graph):
         has_pooler = POOLER in heads and objective.pooler is not False
         self.pooler = heads[POOLER] if has_pooler else nn.Identity()
 
-    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Return `[B, C]`."""
+    def compute_output(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         head = self.head
         vector = self.pooler(pool(top_BTD, mask_BT, head.pooling))
         for layer in (*head.hidden, head.norm, head.drop, head.linear):
@@ -101,8 +99,7 @@ class _TokenGraph(Graph):
         self.head = model.heads[head]
         self.outputs = ("start_logits", "end_logits") if head == "span" else ("logits",)
 
-    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return the outputs."""
+    def compute_output(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor | tuple[Tensor, ...]:
         logits_BTC: Tensor = self.head(top_BTD)
         return logits_BTC.unbind(-1) if len(self.outputs) > 1 else logits_BTC
 

@@ -21,7 +21,7 @@ from transfer_cli.interop.targets import CLASS_BIAS, Ours, Target, target_of
 from transfer_cli.model.edited_linear import EditedLinear, RowChange
 from transfer_cli.model.lora import Decomposed
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import readable_like
+from transfer_cli.model.weights import copy_permissions
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ROOT = "base_model.model."
@@ -76,26 +76,26 @@ def write_adapter(
     }
     heads = {n: t for n, t in ours.tensors.items() if n.startswith("heads.") and n in rules}
     trains = any(n not in base or not torch.equal(base[n], t) for n, t in heads.items())
-    of_heads = replace(target, rules=[rules[n] for n in heads if trains], constants={})
-    trained = published_tensors(heads, of_heads)
+    head_target = replace(target, rules=[rules[n] for n in heads if trains], constants={})
+    trained = published_tensors(heads, head_target)
     tensors = {f"{m}.{n}": t for m, part in parts.items() for n, t in part.tensors.items()}
     tensors = {f"{_ROOT}{n}": t.contiguous() for n, t in {**tensors, **trained}.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    readable_like(folder / WEIGHTS, folder)
+    copy_permissions(folder / WEIGHTS, folder)
     ends = {end: kind for kind, end in PEFT_CLASSES.items()}
     kinds = (kind for end, kind in ends.items() if target.architecture.endswith(end))
     dump_json(folder / CONFIG, {
         "base_model_name_or_path": place, "inference_mode": True,
         "task_type": "CAUSAL_LM" if ours.head == "language_model" and target.family.is_causal
         else next(kinds, None),
-        "target_modules": [*parts], "modules_to_save": sorted({*map(_saved, trained)}) or None,
+        "target_modules": [*parts], "modules_to_save": sorted({*map(_module_of, trained)}) or None,
         "fan_in_fan_out": any(rule.conversion is TRANSPOSED for rule in target.rules),
         **_options(parts, layers.values()),
     })  # fmt: skip
     return target
 
 
-def _saved(tensor: str) -> str:
+def _module_of(tensor: str) -> str:
     """Return the module that peft keeps whole, by a tensor of it."""
     first, _, _ = tensor.partition(".")
     whole = first in ("classifier", "score", "qa_outputs")
@@ -124,16 +124,16 @@ class _Layer:
     layer: EditedLinear
     rule: Rule
 
-    def given(self, rows_NC: Tensor) -> list[Tensor]:
+    def split_rows(self, rows_NC: Tensor) -> list[Tensor]:
         """Return the rows of each module, of what there is for each row of the layer."""
-        split = self.rule.conversion.give(rows_NC, len(self.rule.theirs))
+        split = self.rule.conversion.to_theirs(rows_NC, len(self.rule.theirs))
         return [part.T if self.rule.conversion is TRANSPOSED else part for part in split]
 
-    def padded(self, change: RowChange, values_NC: Tensor, rest: float) -> list[Tensor]:
+    def fill_rows(self, change: RowChange, values_NC: Tensor, rest: float) -> list[Tensor]:
         """Return the same of a change of some rows, with `rest` for the others."""
         rows_NC = torch.full((self.layer.out_features, values_NC.shape[1]), rest)
         rows_NC[change.rows] = values_NC.detach()
-        return self.given(rows_NC)
+        return self.split_rows(rows_NC)
 
     def parts(self) -> dict[str, _Part]:
         """Return what changes each module."""
@@ -144,7 +144,7 @@ class _Layer:
         parts: dict[str, _Part] = {}
         for at, name in enumerate(self.rule.theirs):
             module = name.removesuffix(".weight")
-            here = [c for c in changes if self.padded(c, torch.ones(1, 1), 0.0)[at].any()]
+            here = [c for c in changes if self.fill_rows(c, torch.ones(1, 1), 0.0)[at].any()]
             if here:
                 parts[module] = self._low_rank(at, here) if layer.lora else self._factors(at, here)
             if layer.input_factors is not None:
@@ -153,16 +153,16 @@ class _Layer:
         return parts
 
     def _factors(self, at: int, here: Sequence[Any]) -> _Part:
-        rows = [self.padded(factor, factor.weight[:, None], 1.0)[at] for factor in here]
+        rows = [self.fill_rows(factor, factor.weight[:, None], 1.0)[at] for factor in here]
         return _Part({"ia3_l": torch.stack(rows).prod(0)})
 
     def _low_rank(self, at: int, here: Sequence[Any]) -> _Part:
         down = torch.cat([update.down.detach() for update in here])
-        up = torch.cat([self.padded(update, update.up, 0.0)[at] for update in here], 1)
+        up = torch.cat([self.fill_rows(update, update.up, 0.0)[at] for update in here], 1)
         tensors = {"lora_A.weight": down, "lora_B.weight": up}
         if isinstance(here[0], Decomposed):
             norms_N1 = self.layer.weight.detach().square().sum(1, keepdim=True).sqrt()
             for update in here:
                 norms_N1[update.rows] = update.magnitude.detach()[:, None]
-            tensors["lora_magnitude_vector"] = self.given(norms_N1)[at].flatten()
+            tensors["lora_magnitude_vector"] = self.split_rows(norms_N1)[at].flatten()
         return _Part(tensors, len(down), here[0].scale * len(down))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer_cli.errors import CheckpointError, nearest, raised_as
+from transfer_cli.errors import CheckpointError, did_you_mean, raised_as
 from transfer_cli.safe_files import read_json
 
 CONFIG = "config.json"
@@ -33,7 +33,7 @@ class PublishedConfig:
         """Return a whole number, a number, or true or false; without a default it must be there."""
         value = self.get(key, default)
         if type(value) is not kind and (kind is not float or type(value) is not int):
-            raise self.wrong(key, _KINDS[kind])
+            raise self.error(key, _KINDS[kind])
         # A whole number stands for a float, too. `T` is int, float or bool, which mypy cannot know.
         return kind(value)  # type: ignore[call-arg]
 
@@ -41,18 +41,18 @@ class PublishedConfig:
         """Return what we call the value of a key."""
         value = self.get(key, default)
         if not isinstance(value, str) or value not in known:
-            close = nearest(value, known) if isinstance(value, str) else ""
-            raise self.wrong(key, f"one of {', '.join(known)}", close)
+            close = did_you_mean(value, known) if isinstance(value, str) else ""
+            raise self.error(key, f"one of {', '.join(known)}", close)
         return known[value]
 
-    def only(self, key: str, value: Any) -> None:
+    def require(self, key: str, value: Any) -> None:
         """Refuse any other value, with which the model would compute something else than ours."""
         there = self.values.get(key)
         if there is not None and there != value:
             known = "null" if value is None else repr(value)
-            raise self.wrong(key, f"{known}, which is all that is built here")
+            raise self.error(key, f"{known}, which is all that is built here")
 
-    def wrong(self, key: str, expected: str, hint: str = "") -> CheckpointError:
+    def error(self, key: str, expected: str, hint: str = "") -> CheckpointError:
         """Return the error of a key whose value cannot be used."""
         return CheckpointError(
             f"{self.path}: {key} is {self.values.get(key)!r}, expected {expected}.{hint}"

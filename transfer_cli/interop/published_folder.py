@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transfer_cli.data.records import MAX_LABELS
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, listed, raised_as
+from transfer_cli.errors import CheckpointError, list_names, raised_as
 from transfer_cli.interop import files
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import (
@@ -33,19 +33,19 @@ from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.interop.sentence_folder import sentence_modules
 from transfer_cli.interop.vocabulary import longest_input, read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
-from transfer_cli.model.encoder_decoder import backbone_of
-from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead, TokenJudge
+from transfer_cli.model.encoder_decoder import build_backbone
+from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead, TokenDiscriminator
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LazyTensors, ModelDescription
 
 log = logging.getLogger(__name__)
 
-TABLES = ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias")
+TOKEN_TABLES = ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias")
 """Our tensors with a row for each token."""
 
 _PROBLEMS = (None, "single_label_classification", "multi_label_classification", "regression")
-_SPARE = 50
+_PADDED_SHARE = 50
 """For speed, tables of tokens are padded by less than one of so many rows (Phi: 905 of 51,200)."""
 _ADAPTER = "adapter_config.json"
 PEFT_CLASSES = {
@@ -54,7 +54,7 @@ PEFT_CLASSES = {
     "SEQ_2_SEQ_LM": "ForConditionalGeneration",
 }  # fmt: skip
 """The end of the class of peft that loads an adapter, by its `task_type`."""
-_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING",
+_UNMERGEABLE = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING",
             "ADAPTION_PROMPT", "CARTRIDGE")  # fmt: skip
 """Adapters that add something beside the weights, so that nothing can be merged."""
 
@@ -64,7 +64,7 @@ class Published:
     """A model that others have published, as one of ours.
 
     Args:
-        rules: How our tensors are made of those in the folder, by their full names.
+        rules: How our tensors are convert of those in the folder, by their full names.
         length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
     """
 
@@ -85,20 +85,20 @@ class Published:
         """Return its weights under our names, in float32; without values, on the meta device."""
         rules, vocabulary = {rule.ours: rule for rule in self.rules}, self.description.vocabulary
 
-        def made(there: Mapping[str, Tensor], name: str) -> Tensor:
-            taken = rules[name].conversion.take([there[theirs] for theirs in rules[name].theirs])
-            if name not in TABLES or len(taken) == vocabulary:
+        def convert(there: Mapping[str, Tensor], name: str) -> Tensor:
+            taken = rules[name].conversion.to_ours([there[theirs] for theirs in rules[name].theirs])
+            if name not in TOKEN_TABLES or len(taken) == vocabulary:
                 return taken
             if len(taken) < vocabulary:  # by `Family.text_end`
                 return torch.cat([taken, taken.mean(0, keepdim=True)])
             return taken[:vocabulary].clone()
 
-        on_paper = files.read_tensors(self.folder, self.family.synonyms, values=False)
-        shapes = {name: made(on_paper, name) for name in rules}
+        on_meta = files.read_tensors(self.folder, self.family.synonyms, values=False)
+        shapes = {name: convert(on_meta, name) for name in rules}
         if not values:
             return shapes
         there = files.read_tensors(self.folder, self.family.synonyms)
-        return LazyTensors(shapes, partial(made, there))
+        return LazyTensors(shapes, partial(convert, there))
 
 
 def is_published(folder: Path) -> bool:
@@ -110,19 +110,19 @@ def is_published(folder: Path) -> bool:
 def open_folder(folder: Path, key: str) -> Published:
     """Return the model in a folder, without its weights."""
     if (folder / _ADAPTER).is_file():
-        raise _adapter(folder, key)
+        raise _adapter_error(folder, key)
     settings = PublishedConfig.read(folder)
-    family = _family(settings, key)
+    family = _find_family(settings, key)
     with raised_as(CheckpointError, f"{settings.path}: "):
         shape = family.shape(settings)
     tensors = files.read_tensors(folder, family.synonyms, values=False)
-    shape = family.with_weights(shape, tensors.keys())
+    shape = family.shape_from_weights(shape, tensors.keys())
     there = _Folder(settings, family, shape, tensors)
-    backbone = family.rules_of(settings, shape)
-    if any(name.startswith(family.dotted) for name in tensors):
-        backbone = with_prefix(backbone, family.dotted)
+    backbone = family.import_rules(settings, shape)
+    if any(name.startswith(family.dotted_prefix) for name in tensors):
+        backbone = with_prefix(backbone, family.dotted_prefix)
     there.check_blocks(backbone)
-    trained = there.trained()
+    trained = there.find_head()
     rules = (*backbone, *trained.rules)
     there.check_sizes(rules, len(trained.labels))
     tokenizer = there.tokenizer()
@@ -147,13 +147,15 @@ def open_folder(folder: Path, key: str) -> Published:
     )  # fmt: skip
 
 
-def _adapter(folder: Path, key: str) -> CheckpointError:
+def _adapter_error(folder: Path, key: str) -> CheckpointError:
     """Return the error of a folder that holds changes of another model, with what merges them."""
     settings = PublishedConfig.read(folder, _ADAPTER).values
     base, kind = (settings.get(name) for name in ("base_model_name_or_path", "peft_type"))
-    said = f"{key}: {folder} holds an adapter of the model {str(base)[:100]!r} ({_ADAPTER})"
-    if not isinstance(kind, str) or not isinstance(base, str) or kind in _PROMPTS:
-        return CheckpointError(f"{said}, and nothing that can be merged into it; give that model")
+    problem = f"{key}: {folder} holds an adapter of the model {str(base)[:100]!r} ({_ADAPTER})"
+    if not isinstance(kind, str) or not isinstance(base, str) or kind in _UNMERGEABLE:
+        return CheckpointError(
+            f"{problem}, and nothing that can be merged into it; give that model"
+        )
     auto = f"AutoPeftModel{PEFT_CLASSES.get(str(settings.get('task_type')), '')}"
     code = (
         f"from peft import {auto} as A; from transformers import AutoTokenizer as T; "
@@ -162,12 +164,12 @@ def _adapter(folder: Path, key: str) -> CheckpointError:
         f'T.from_pretrained({json.dumps(base)}).save_pretrained("merged")'
     )
     return CheckpointError(
-        f"{said}, which has to be merged into it first: python -c {shlex.quote(code)}, then "
+        f"{problem}, which has to be merged into it first: python -c {shlex.quote(code)}, then "
         f"{key}=merged"
     )
 
 
-def _family(settings: PublishedConfig, key: str) -> Family:
+def _find_family(settings: PublishedConfig, key: str) -> Family:
     kind, known = settings.values.get("model_type"), families()
     if kind is None:
         architectures = settings.values.get("architectures")
@@ -189,7 +191,7 @@ def _family(settings: PublishedConfig, key: str) -> Family:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _FoundHead:
     """The rules of the heads there, the nodes of what trained the model, and its labels."""
 
     rules: Sequence[Rule]
@@ -214,48 +216,48 @@ class _Folder:
 
     def check_blocks(self, rules: Sequence[Rule]) -> None:
         """Refuse a backbone with fewer tensors than the config asks for, or with more blocks."""
-        place, depth = self.settings.path, f"{self.family.key_of('depth')}={self.shape.depth}"
+        place, depth = self.settings.path, f"{self.family.config_key('depth')}={self.shape.depth}"
         lost = [name for rule in rules for name in rule.theirs if name not in self.found]
         if lost:
             raise CheckpointError(
-                f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
+                f"{place.parent}: the weights lack {list_names(lost)}, which {place.name} asks for "
                 f"({depth}); without the whole backbone nothing is loaded"
             )
         surplus = [n for n in self.found if self.family.is_beyond(n, self.shape)]
         if surplus:
             raise CheckpointError(
-                f"{place} says {depth}, and the weights hold {listed(surplus)}; one of the two is "
-                "of another model"
+                f"{place} says {depth}, and the weights hold {list_names(surplus)}; one of the two "
+                "is of another model"
             )
 
     def check_sizes(self, rules: Sequence[Rule], labels: int) -> None:
         """Refuse tensors of other sizes than the config asks for, or without fractions."""
         shape, vocabulary = self.shape, self.settings.value("vocab_size", None, int)
         if not 0 < vocabulary <= MAX_SIZE:
-            raise self.settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
+            raise self.settings.error("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
         with without_weights():
             heads: dict[str, nn.Module] = {
                 "lm": LanguageModelHead(shape, vocabulary),
                 "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
-                "discriminator": TokenJudge(shape),
+                "discriminator": TokenDiscriminator(shape),
                 "pair": SequenceHead(shape.width, 2, "cls_first"),
                 "span": nn.Linear(shape.width, 2),
                 "tags": nn.Linear(shape.width, max(1, labels)),
             }
             if self.family.pooler_activation != "none":
                 heads["pooler"] = Pooler(shape, self.family.pooler_activation)
-            tensors = TransferModel(backbone_of(shape, vocabulary), heads).state_dict()
+            tensors = TransferModel(build_backbone(shape, vocabulary), heads).state_dict()
             expected: dict[str, Tensor] = {}
             for rule in rules:
-                parts = rule.conversion.give(tensors[rule.ours], len(rule.theirs))
+                parts = rule.conversion.to_theirs(tensors[rule.ours], len(rule.theirs))
                 expected |= zip(rule.theirs, parts, strict=True)
         for name, tensor in expected.items():
-            given = self.found[name]
-            if tensor.shape != given.shape:
+            found = self.found[name]
+            if tensor.shape != found.shape:
                 raise self._contradiction(name, tensor)
-            if not given.is_floating_point():
+            if not found.is_floating_point():
                 raise CheckpointError(
-                    f"{self.settings.path.parent}: {name} holds numbers of type {given.dtype}, "
+                    f"{self.settings.path.parent}: {name} holds numbers of type {found.dtype}, "
                     "expected float"
                 )
 
@@ -273,7 +275,7 @@ class _Folder:
                 f"{folder}: the tokenizer has {tokenizer.size:,} tokens and the model {rows:,} "
                 "rows; put the tokenizer there that the model was trained with"
             )
-        if unused >= max(rows / _SPARE, 128):
+        if unused >= max(rows / _PADDED_SHARE, 128):
             log.warning(
                 "%s: dropped the last %d of %d rows, which no token has: so many that the "
                 "tokenizer may be that of another model", folder, unused, rows,
@@ -282,24 +284,24 @@ class _Folder:
             log.info("dropped: the last %d rows of the tokens, which no token has", unused)
         return tokenizer
 
-    def trained(self) -> _Trained:
+    def find_head(self) -> _FoundHead:
         """Return what trained the model: the head that is there, the first of this order."""
         heads, masked = self.family.heads(self.shape), _node("objectives.masked_lm.MaskedLM")
         detection = _node("objectives.replaced_tokens.ReplacedTokens", width=None)
-        tests: tuple[tuple[str, Callable[[PublishedHead], _Trained | None]], ...] = (
+        tests: tuple[tuple[str, Callable[[PublishedHead], _FoundHead | None]], ...] = (
             (MULTIPLE_CHOICE, self._chooser),
             (SEQUENCE_CLASSIFICATION, self._classifier),
             (QUESTION_ANSWERING, self._reader),
             (TOKEN_CLASSIFICATION, self._tagger),
-            (PRETRAINING, lambda head: _Trained(head.rules, masked)),
-            (REPLACED_TOKENS, lambda head: _Trained(head.rules, detection)),
+            (PRETRAINING, lambda head: _FoundHead(head.rules, masked)),
+            (REPLACED_TOKENS, lambda head: _FoundHead(head.rules, detection)),
         )
         output = heads[LANGUAGE_MODEL].rules if LANGUAGE_MODEL in heads else ()
-        output = output if self._has(output) else ()
+        output = output if self._has_tensors(output) else ()
         # Other heads of a causal one read the last token of a text, ours the classification token
         # behind it, and have learnt other inputs.
         for kind, trained_by in () if self.family.is_causal else tests:
-            if kind in heads and self._has(heads[kind].rules):
+            if kind in heads and self._has_tensors(heads[kind].rules):
                 trained = trained_by(heads[kind])
                 if trained is not None:
                     shared = () if kind == PRETRAINING else output
@@ -308,20 +310,20 @@ class _Folder:
         own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (
             rules
-            for pooler in (self.family.pooler(), own_pooler)
-            for rules in (pooler, without_prefix(pooler, self.family.dotted))
+            for pooler in (self.family.pooler_rules(), own_pooler)
+            for rules in (pooler, without_prefix(pooler, self.family.dotted_prefix))
         )
-        pooler = next(filter(self._has, poolers), [])
+        pooler = next(filter(self._has_tensors, poolers), [])
         if self.shape.has_encoder:
             objective = _node("tasks.text_to_text.seq2seq.Seq2Seq")
             task = _node("tasks.text_to_text.task.TextToTextTask")
-            return _Trained(output, objective, task=task)
+            return _FoundHead(output, objective, task=task)
         causal = _node("objectives.causal_lm.CausalLM")
-        if (vectors := self._vectors()) is not None:
+        if (vectors := self._sentence_vectors()) is not None:
             return replace(vectors, rules=(*output, *pooler))
-        return _Trained((*output, *pooler), causal if self.family.is_causal else masked)
+        return _FoundHead((*output, *pooler), causal if self.family.is_causal else masked)
 
-    def _vectors(self) -> _Trained | None:
+    def _sentence_vectors(self) -> _FoundHead | None:
         """Return what trained vectors of texts, where the folder says how they are made."""
         try:
             modules = sentence_modules(self.settings.path.parent)
@@ -329,21 +331,21 @@ class _Folder:
             return None  # modules that are not computed here: the model alone can be adapted
         if modules is None:
             return None
-        made = {"pooling": modules.pooling, "normalize": modules.normalize}
-        objective = _node("tasks.similarity.contrastive.Contrastive", **made)
-        return _Trained((), objective, task=_node("tasks.similarity.task.SimilarityTask"))
+        options = {"pooling": modules.pooling, "normalize": modules.normalize}
+        objective = _node("tasks.similarity.contrastive.Contrastive", **options)
+        return _FoundHead((), objective, task=_node("tasks.similarity.task.SimilarityTask"))
 
-    def _chooser(self, head: PublishedHead) -> _Trained | None:
+    def _chooser(self, head: PublishedHead) -> _FoundHead | None:
         if not self._is_named(head):
             return None
         objective = _node("tasks.choice.task.MultipleChoice", **self._pooling())
-        return _Trained(head.rules, objective, task=_node("tasks.choice.task.ChoiceTask"))
+        return _FoundHead(head.rules, objective, task=_node("tasks.choice.task.ChoiceTask"))
 
-    def _reader(self, head: PublishedHead) -> _Trained:
+    def _reader(self, head: PublishedHead) -> _FoundHead:
         objective = _node("tasks.span.task.SpanExtraction")
-        return _Trained(head.rules, objective, task=_node("tasks.span.task.SpanTask"))
+        return _FoundHead(head.rules, objective, task=_node("tasks.span.task.SpanTask"))
 
-    def _classifier(self, head: PublishedHead) -> _Trained | None:
+    def _classifier(self, head: PublishedHead) -> _FoundHead | None:
         """Return what trained a head that gives each text labels, or a number."""
         problem, known = self.settings.values.get("problem_type"), self._is_named(head)
         # One that is not named may be of each token.
@@ -354,21 +356,21 @@ class _Folder:
         if problem == "multi_label_classification":
             objective = _node("tasks.multilabel.Multilabel", **pooling)
             task = _node("tasks.multilabel.MultilabelTask")
-            return _Trained(head.rules, objective, labels, task)
+            return _FoundHead(head.rules, objective, labels, task)
         if len(labels) > 1:
             objective = _node("objectives.classification.Classification", **pooling)
-            return _Trained(head.rules, objective, labels)
+            return _FoundHead(head.rules, objective, labels)
         if problem == "regression":
             objective = _node("tasks.regression.Regression", standardise=False, **pooling)
             task = _node("tasks.regression.RegressionTask")
-            return _Trained(head.rules, objective, task=task)
+            return _FoundHead(head.rules, objective, task=task)
         return None
 
     def _pooling(self) -> dict[str, Any]:
         has_pooler = self.family.pooler_activation != "none"
-        return {"pooling": self.family.pooling_of(self.settings), "pooler": has_pooler}
+        return {"pooling": self.family.classifier_pooling(self.settings), "pooler": has_pooler}
 
-    def _tagger(self, head: PublishedHead) -> _Trained | None:
+    def _tagger(self, head: PublishedHead) -> _FoundHead | None:
         # Its names are those of another head in some families.
         if not self._is_named(head):
             return None
@@ -377,18 +379,18 @@ class _Folder:
         marks = any(label.startswith("B-") for label in labels)
         task = _node("tasks.tagging.task.TaggingTask", marks_entities=marks)
         objective = _node("tasks.tagging.objective.TokenTagging")
-        return _Trained(head.rules, objective, labels, task)
+        return _FoundHead(head.rules, objective, labels, task)
 
     def _is_named(self, head: PublishedHead) -> bool:
         return bool(self.settings.values.get("architectures") == [head.architecture])
 
-    def _has(self, rules: Sequence[Rule]) -> bool:
+    def _has_tensors(self, rules: Sequence[Rule]) -> bool:
         return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)
 
     def _contradiction(self, name: str, expected: Tensor) -> CheckpointError:
-        there = self.found[name]
-        pairs = zip(there.shape, expected.shape, strict=False)
-        sizes = {asked for there, asked in pairs if there != asked} or set(expected.shape)
+        found = self.found[name]
+        pairs = zip(found.shape, expected.shape, strict=False)
+        sizes = {want for size, want in pairs if size != want} or set(expected.shape)
         keys = [
             f"{key}={value}"
             for key, value in self.settings.values.items()
@@ -396,7 +398,7 @@ class _Folder:
         ]
         named = f" ({', '.join(keys)})" if keys else ""
         return CheckpointError(
-            f"{self.settings.path} contradicts the weights: {name} is {list(there.shape)}, and the "
+            f"{self.settings.path} contradicts the weights: {name} is {list(found.shape)}, and the "
             f"config asks for {list(expected.shape)}{named}"
         )
 
@@ -422,5 +424,5 @@ class _Folder:
         )
         if len(labels) != size[0] or len(set(texts)) < size[0]:
             expected = f"{size[0]} names, as many as the classifier has rows"
-            raise self.settings.wrong("id2label", expected)
+            raise self.settings.error("id2label", expected)
         return texts

@@ -16,12 +16,12 @@ class Conversion(NamedTuple):
     """How a tensor of ours is stored there.
 
     Args:
-        take: Returns our tensor, made of theirs.
-        give: Returns their tensors, as many as there are names.
+        to_ours: Returns our tensor, made of theirs.
+        to_theirs: Returns their tensors, as many as there are names.
     """
 
-    take: Callable[[Sequence[Tensor]], Tensor]
-    give: Callable[[Tensor, int], list[Tensor]]
+    to_ours: Callable[[Sequence[Tensor]], Tensor]
+    to_theirs: Callable[[Tensor, int], list[Tensor]]
 
 
 SAME = Conversion(
@@ -44,7 +44,7 @@ CONCATENATED = Conversion(
 def stacked(rows: Sequence[int]) -> Conversion:
     """Return the conversion of tensors with so many rows each there, one above the other here."""
     return Conversion(
-        CONCATENATED.take, lambda ours, _: [part.contiguous() for part in ours.split(list(rows))]
+        CONCATENATED.to_ours, lambda ours, _: [part.contiguous() for part in ours.split(list(rows))]
     )
 
 
@@ -60,7 +60,7 @@ def by_head(heads: int) -> Conversion:
     )
 
 
-def from_row(row: int) -> Conversion:
+def skip_rows(row: int) -> Conversion:
     """Return the conversion of a table whose rows before `row` no token uses (RoBERTa's positions).
 
     There they are zeros.
@@ -80,7 +80,7 @@ class Rule:
     conversion: Conversion = SAME
 
 
-def same(ours: str, theirs: str, *kinds: str) -> list[Rule]:
+def copy_rules(ours: str, theirs: str, *kinds: str) -> list[Rule]:
     """Return the rules of a module whose tensors have the same names and values in both models."""
     return [Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",)) for kind in kinds or ("weight", "bias")]
 

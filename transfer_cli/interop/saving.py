@@ -18,7 +18,7 @@ from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.targets import CLASS_BIAS, GRAPHS, NORM_BIAS, Ours, Target, target_of
-from transfer_cli.model.weights import readable_like
+from transfer_cli.model.weights import copy_permissions
 
 TOKENS = "backbone.token_embedding.weight"
 PADDING = "[PAD]"
@@ -45,9 +45,8 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     if classifier is not None and pad == tokenizer.cls:
         pad = len(tensors[TOKENS])
         tensors[TOKENS] = torch.nn.functional.pad(tensors[TOKENS], (0, 0, 0, 1))
-    given = published_tensors(tensors, target)
-    save_file(given, folder / files.WEIGHTS, metadata={"format": "pt"})
-    readable_like(folder / files.WEIGHTS, folder)
+    save_file(published_tensors(tensors, target), folder / files.WEIGHTS, metadata={"format": "pt"})
+    copy_permissions(folder / files.WEIGHTS, folder)
     config = {"architectures": [target.architecture], **target.config}
     _write_config(ours, folder, target.family, config, len(tensors[TOKENS]), pad)
     write_tokenizer(ours, folder, pad, mask_lstrip=target.family.mask_lstrip)
@@ -64,11 +63,11 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
 
 def published_tensors(tensors: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
     """Return tensors of ours by their names in a published model."""
-    given = dict(target.constants)
+    published = dict(target.constants)
     for rule in target.rules:
-        parts = rule.conversion.give(tensors[rule.ours].detach().cpu(), len(rule.theirs))
-        given |= zip(rule.theirs, (part.contiguous() for part in parts), strict=True)
-    return given
+        parts = rule.conversion.to_theirs(tensors[rule.ours].detach().cpu(), len(rule.theirs))
+        published |= zip(rule.theirs, (part.contiguous() for part in parts), strict=True)
+    return published
 
 
 def write_beside_graph(ours: Ours, folder: Path, preferred: Family | None) -> str:
@@ -86,7 +85,7 @@ def write_beside_graph(ours: Ours, folder: Path, preferred: Family | None) -> st
     else:
         family = known["gpt2" if shape.direction == "causal" else "bert"]
         sizes = ("width", "heads", "depth", "positions")
-        config = {family.key_of(name): getattr(shape, name) for name in sizes}
+        config = {family.config_key(name): getattr(shape, name) for name in sizes}
     head = family.heads(shape).get(ours.head or "")
     architecture = head.architecture if head else family.base_model
     rows, pad = ours.tokenizer.size, ours.tokenizer.pad
@@ -136,13 +135,13 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
     tensors[NORM_BIAS] = (norm.double() + shift).to(norm.dtype)
 
 
-_OF_TEMPLATES = ("bos_token", "eos_token")
+_CHAT_TOKENS = ("bos_token", "eos_token")
 """What chat templates write of special tokens."""
 
 
 def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
     """Write the tokenizer, with the layout of special tokens that the model was trained with."""
-    tokenizer, path = ours.tokenizer, folder / vocabulary.FILE
+    tokenizer, path = ours.tokenizer, folder / vocabulary.TOKENIZER_FILE
     tokenizer.save(path)
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     numbers = vocabulary.special_numbers(tokenizer)
@@ -184,7 +183,7 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
         begin = names.get(vocabulary.BEGIN, names["cls"])
         options |= {"bos_token": begin, "eos_token": names["sep"]}
     if ours.chat is not None:
-        options |= {k: name for k, name in ours.chat.tokens.items() if k in _OF_TEMPLATES and name}
+        options |= {k: name for k, name in ours.chat.tokens.items() if k in _CHAT_TOKENS and name}
         (folder / vocabulary.CHAT_TEMPLATE).write_text(ours.chat.source, encoding="utf-8")
     if ours.head not in (None, LANGUAGE_MODEL):
         # Here a text is never taken for a special token; one that fills gaps holds masks.

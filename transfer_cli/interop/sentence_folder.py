@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.errors import CheckpointError, listed, raised_as
+from transfer_cli.errors import CheckpointError, list_names, raised_as
 from transfer_cli.interop.files import dump_json
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.safe_files import STRICT_JSON, UnreadableError, read_json, read_text
@@ -52,11 +52,11 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
             raise UnreadableError("expected a list of modules, each with its type") from error
     others = {*kinds} - {"Transformer", "Pooling", "Normalize"}
     if others:
-        _refuse(folder / MODULES, listed(sorted(others)))
-    options = _object(folder / OPTIONS)
+        _refuse(folder / MODULES, list_names(sorted(others)))
+    options = _read_object(folder / OPTIONS)
     length = options.get("max_seq_length")
     return SentenceModules(
-        _pooling(folder / POOLING / "config.json"),
+        _read_pooling(folder / POOLING / "config.json"),
         "Normalize" in kinds,
         length if type(length) is int and length > 0 else None,
         options.get("do_lower_case") is True,
@@ -85,18 +85,18 @@ def write_modules(folder: Path, modules: SentenceModules, width: int) -> None:
     dump_json(folder / MODULES, entries)
 
 
-def _pooling(file: Path) -> Pooling:
-    options = _object(file)
+def _read_pooling(file: Path) -> Pooling:
+    options = _read_object(file)
     modes = options.get("pooling_mode")
     if modes is None:
         modes = [key for key, value in options.items() if value is True and "_mode_" in key]
     modes = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
-        _refuse(file, f"pooling {listed(modes) or '(none)'}")
+        _refuse(file, f"pooling {list_names(modes) or '(none)'}")
     return _POOLINGS[modes[0]]
 
 
-def _object(file: Path) -> Mapping[str, Any]:
+def _read_object(file: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
     with raised_as(CheckpointError, f"run: {file}: ", UnreadableError):

@@ -16,7 +16,7 @@ from transfer_cli.safe_files import read_bytes
 UNIGRAM = 1
 """The kind of model that is read here; BPE is 2."""
 
-_TEXT = 1
+_NORMAL = 1
 """The type of a piece that is found in texts; others are control tokens and the unknown one."""
 
 _END = "</s>"
@@ -53,7 +53,7 @@ def model_class() -> type[Any]:
     return model
 
 
-def unigrams_in(path: Path, sentinels: int) -> tokenizers.Tokenizer:
+def read_unigrams(path: Path, sentinels: int) -> tokenizers.Tokenizer:
     """Return T5's tokenizer (Raffel et al. 2020): pieces of words, which end by `</s>`.
 
     Args:
@@ -76,7 +76,7 @@ def unigrams_in(path: Path, sentinels: int) -> tokenizers.Tokenizer:
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
     backend.decoder = decoders.Metaspace()
-    control = [piece.piece for piece in model.pieces if piece.type not in (0, _TEXT)]
+    control = [piece.piece for piece in model.pieces if piece.type not in (0, _NORMAL)]
     backend.add_special_tokens([*control, *extra])
     end = backend.token_to_id(_END)
     if end is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.interop.family import ConfigPart, Field, ModuleNames, TwoStackFamily, Written
+from transfer_cli.interop.family import ConfigPart, Field, ModuleNames, TwoStackFamily, WriteOnly
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.model.positions import DistanceBias
 from transfer_cli.model.shape import BackboneShape
@@ -47,13 +47,13 @@ _SIZES: tuple[ConfigPart, ...] = (
         lambda width, before: None if width * before["heads"] == before["width"] else width,
         lambda shape: shape.head_size,
     ),
-    Field("encoder_depth", "num_layers", give=lambda shape: shape.stacks[0].depth),
+    Field("encoder_depth", "num_layers", to_theirs=lambda shape: shape.stacks[0].depth),
     Field("depth", "num_decoder_layers", lambda before: before["encoder_depth"]),
     Field("positions", "n_positions", 512),
     Field("dropout", "dropout_rate", 0.1),
-    Field("attention_dropout", "dropout_rate", 0.1, give=lambda shape: shape.dropout),
+    Field("attention_dropout", "dropout_rate", 0.1, to_theirs=lambda shape: shape.dropout),
     Field("epsilon", "layer_norm_epsilon", 1e-6),
-    Written("is_encoder_decoder", lambda _: True),
+    WriteOnly("is_encoder_decoder", lambda _: True),
 )  # fmt: skip
 
 
@@ -74,12 +74,12 @@ class T5(TwoStackFamily):
         "biases": "none", "scaled_scores": False, "embedding_norm": False,
     }  # fmt: skip
     varies: ClassVar[Sequence[str]] = ("feedforward_kind", "head_width", "output_scale")
-    unsaid: ClassVar[Mapping[str, Any]] = {"output_bias": False}
-    only: ClassVar[Mapping[str, Any]] = {
+    implied: ClassVar[Mapping[str, Any]] = {"output_bias": False}
+    required: ClassVar[Mapping[str, Any]] = {
         "relative_attention_num_buckets": DistanceBias.ranges,
         "relative_attention_max_distance": DistanceBias.farthest,
     }  # fmt: skip
-    of_stack: ClassVar[ModuleNames] = {
+    stack_modules: ClassVar[ModuleNames] = {
         "position_embedding.bias": "block.0.layer.0.SelfAttention.relative_attention_bias",
         "final_norm": "final_layer_norm",
     }  # fmt: skip
@@ -94,7 +94,7 @@ class T5(TwoStackFamily):
         )
         return {**fields, "output_scale": fields["width"] ** -0.5 if is_scaled else 1.0}
 
-    def with_weights(self, shape: BackboneShape, names: Collection[str]) -> BackboneShape:
+    def shape_from_weights(self, shape: BackboneShape, names: Collection[str]) -> BackboneShape:
         """Return the shape with an output layer of its own, if there is one that is not a copy."""
         return replace(shape, tie_output=shape.output_scale != 1 or OUTPUT not in names)
 
@@ -102,7 +102,7 @@ class T5(TwoStackFamily):
         tied = shape.output_scale != 1 if self.scales_output else shape.tie_output
         return {**super().config(shape), "tie_word_embeddings": tied}
 
-    def inside_of(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
+    def block_modules(self, shape: BackboneShape, *, decodes: bool) -> ModuleNames:
         first, last = "layer.0", f"layer.{1 + decodes}"
         inner = ("wi_0", "wi_1") if shape.feedforward_kind == "gated" else ("wi",)
         names: dict[str, str | tuple[str, ...]] = {

@@ -28,7 +28,6 @@ NORM_BIAS = "backbone.final_norm.bias"
 GRAPHS = ". format=onnx takes any model"
 """The cure where no family fits."""
 
-
 Texts = Literal["lines", "labelled", "published"]
 
 
@@ -93,20 +92,20 @@ class Target:
         return f"{'an' if name[0] in 'AEO' else 'a'} {name} (transformers.{self.architecture})"
 
 
-def target_of(ours: Ours, wanted: str | None = None) -> Target:
+def target_of(ours: Ours, model_type: str | None = None) -> Target:
     """Return what a model is written as.
 
     Args:
         ours: The model; its tensors may be on the meta device.
-        wanted: The `model_type` of a family. None: the first family that fits.
+        model_type: The `model_type` of a family. None: the first family that fits.
 
     Raises:
         CheckpointError: It cannot be written so; the message says what does not fit.
     """
     known = families()
-    if wanted is not None:
-        one_of("family", wanted, known)
-        known = {name: family for name, family in known.items() if name == wanted}
+    if model_type is not None:
+        one_of("family", model_type, known)
+        known = {name: family for name, family in known.items() if name == model_type}
     misfits = {family: _misfits(family, ours) for family in known.values()}
 
     def distance(family: Family) -> tuple[bool, int, int]:
@@ -115,9 +114,9 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
 
     best = min(misfits, key=distance)
     if not misfits[best]:
-        return _of_family(best, ours)
+        return _family_target(best, ours)
     reasons = f"{best.name}: {'; '.join(misfits[best])}"
-    if wanted is not None:
+    if model_type is not None:
         raise CheckpointError(f"run: it is no {reasons}. family=null takes what fits")
     fits = not ours.shape.has_encoder and all(part.in_graphs for part in ours.added.values())
     raise CheckpointError(
@@ -125,19 +124,18 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
     )
 
 
-def _of_family(family: Family, ours: Ours) -> Target:
-    rules, head = _rules(family, ours)
-    prefix = family.dotted if head else ""
-    constants = family.constants(ours.shape)
+def _family_target(family: Family, ours: Ours) -> Target:
+    rules, head = _rules_and_head(family, ours)
+    prefix = family.dotted_prefix if head else ""
+    constants, config = family.constants(ours.shape), family.config(ours.shape)
+    if head and ours.classifier:
+        config |= family.classifier_config(ours.classifier.pooling)
     return Target(
         family=family,
         architecture=head.architecture if head else family.base_model,
         pipeline=head.pipeline if head else "feature-extraction",
         rules=rules,
-        config={
-            **family.config(ours.shape),
-            **(family.of_classifier(ours.classifier.pooling) if head and ours.classifier else {}),
-        },
+        config=config,
         constants={f"{prefix}{name}": tensor for name, tensor in constants.items()},
     )
 
@@ -146,7 +144,7 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
     wrong = family.misfits(ours.shape, ours.tokenizer)
     if wrong:
         return wrong
-    has_place = {rule.ours for rule in family.backbone(ours.shape)}
+    has_place = {rule.ours for rule in family.backbone_rules(ours.shape)}
     lost = [n for n in ours.tensors if not n.startswith("heads.") and n not in has_place]
     wrong += sorted({ours.added[n].describe() if n in ours.added else n for n in lost})
     if ours.head is None:
@@ -189,18 +187,18 @@ def _classifier_misfits(family: Family, ours: Ours, classifier: SequenceObjectiv
     return wrong
 
 
-def _rules(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None]:
+def _rules_and_head(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None]:
     """Return the rules, with whole names, and the head that goes along."""
     heads = family.heads(ours.shape)
     kinds = (PRETRAINING, LANGUAGE_MODEL) if ours.head == LANGUAGE_MODEL else (ours.head or "",)
-    of_family = (heads[kind] for kind in kinds if kind in heads)
+    known = (heads[kind] for kind in kinds if kind in heads)
     # A model may have come without the head of its pretraining.
-    whole = (h for h in of_family if all(rule.ours in ours.tensors for rule in h.rules))
+    whole = (h for h in known if all(rule.ours in ours.tensors for rule in h.rules))
     head = next(whole, None)
-    of_head = list(head.rules) if head else []
-    has_place = {rule.ours for rule in of_head}
-    pooler = [r for r in family.pooler() if r.ours in ours.tensors and r.ours not in has_place]
-    prefix = family.dotted
-    rules = [*with_prefix(family.backbone(ours.shape), prefix), *pooler, *of_head]
+    head_rules = list(head.rules) if head else []
+    of_head = {rule.ours for rule in head_rules}
+    pooler = [r for r in family.pooler_rules() if r.ours in ours.tensors and r.ours not in of_head]
+    prefix = family.dotted_prefix
+    rules = [*with_prefix(family.backbone_rules(ours.shape), prefix), *pooler, *head_rules]
     # A bare backbone has no prefix, nor has what belongs to it.
     return (rules, head) if head else (without_prefix(rules, prefix), None)

@@ -21,14 +21,14 @@ from transfer_cli.data.library_tokenizer import (
     library_errors,
 )
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, DataError, listed, raised_as
-from transfer_cli.interop.sentence_pieces import unigrams_in
+from transfer_cli.errors import CheckpointError, DataError, list_names, raised_as
+from transfer_cli.interop.sentence_pieces import read_unigrams
 from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
 
 log = logging.getLogger(__name__)
 
-FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 WORDPIECES = "vocab.txt"
 MERGES = "merges.txt"
 BYTE_PAIRS = "vocab.json"
@@ -91,8 +91,8 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
     """
     options = _options(folder)
     for file, make in (
-        (folder / FILE, _whole), (folder / WORDPIECES, _wordpieces), (folder / MERGES, _byte_pairs),
-        (folder / SENTENCE_PIECES, _unigrams),
+        (folder / TOKENIZER_FILE, _tokenizer_json), (folder / WORDPIECES, _wordpieces),
+        (folder / MERGES, _byte_pairs), (folder / SENTENCE_PIECES, _unigrams),
     ):  # fmt: skip
         if file.is_file():
             with library_errors(f"{file} is damaged, or no tokenizer"):
@@ -101,17 +101,17 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
                     backend.add_special_tokens([text_end])
                 return LibraryTokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
-        f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and "
-        f"{MERGES}, or {SENTENCE_PIECES}"
+        f"{folder} has no tokenizer: expected {TOKENIZER_FILE}, or {WORDPIECES}, or {BYTE_PAIRS} "
+        f"and {MERGES}, or {SENTENCE_PIECES}"
     )
 
 
-def chat_template_in(folder: Path) -> ChatTemplate | None:
+def read_chat_template(folder: Path) -> ChatTemplate | None:
     """Return how a model reads conversations, as transformers finds it; None: it has no template.
 
     A file goes before the options; of several templates, the one called default is meant.
     """
-    options, file = _object(folder / OPTIONS), folder / CHAT_TEMPLATE
+    options, file = _read_object(folder / OPTIONS), folder / CHAT_TEMPLATE
     template = options.get("chat_template")
     if isinstance(template, list):
         named = {str(entry.get("name")): entry for entry in template if isinstance(entry, dict)}
@@ -121,25 +121,25 @@ def chat_template_in(folder: Path) -> ChatTemplate | None:
             template = read_text(file, MAX_TEMPLATE_BYTES)
     if not isinstance(template, str):
         return None
-    parts = {**_object(folder / SPECIAL), **options}
+    parts = {**_read_object(folder / SPECIAL), **options}
     tokens = {key: _name(part) for key, part in parts.items() if key.endswith("_token")}
     return ChatTemplate(template, tokens, where=f"the chat template of {folder}")
 
 
 def longest_input(folder: Path) -> int | None:
     """Return the longest input in tokens that `tokenizer_config.json` states; None: none."""
-    length = _object(folder / OPTIONS).get("model_max_length")
+    length = _read_object(folder / OPTIONS).get("model_max_length")
     # Some files say "no limit" by a number of a hundred bits.
     return length if type(length) is int and 1 <= length <= MAX_SIZE else None
 
 
-def _whole(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
+def _tokenizer_json(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
-    data = read_json(folder / FILE, MAX_FILE_BYTES)
+    data = read_json(folder / TOKENIZER_FILE, MAX_FILE_BYTES)
     check_file(data)
     added = {token.get("content"): token for token in data.get("added_tokens") or []}
     added |= {token["content"]: token for token in _added_tokens(folder)}
-    data["added_tokens"] = sorted(_with_rows(added.values(), rows, folder), key=_number)
+    data["added_tokens"] = sorted(_tokens_with_rows(added.values(), rows, folder), key=_number)
     vocabulary = data["model"]["vocab"]
     if isinstance(vocabulary, dict):
         for name in added.keys() - {token["content"] for token in data["added_tokens"]}:
@@ -184,19 +184,19 @@ _BERT_OPTIONS = {
 }
 """What a normalizer calls its options, and what `tokenizer_config.json` does."""
 
-_OF_BERT = ("Bert", "DistilBert", "Electra", "MobileBert", "PreTrained", "Tokenizers")
+_WORDPIECE_CLASSES = ("Bert", "DistilBert", "Electra", "MobileBert", "PreTrained", "Tokenizers")
 
 
 def _wordpieces(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers.Tokenizer:
     """Return BERT's tokenizer: a line of the file is a token, its number that of the line."""
     path = folder / WORDPIECES
     kind = str(options.get("tokenizer_class") or "Bert")
-    if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _OF_BERT or any(
+    if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _WORDPIECE_CLASSES or any(
         key in options for key in ("word_tokenizer_type", "subword_tokenizer_type")
     ):
         raise DataError(
             f"{path} belongs to a {kind[:100]}, which cannot be made of it; take a folder with a "
-            f"{FILE}."
+            f"{TOKENIZER_FILE}."
         )
     text = read_text(path, MAX_FILE_BYTES)
     # Not `splitlines`: some tokens are other kinds of line ends.
@@ -276,19 +276,19 @@ def _unigrams(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers
     if kind.removesuffix("Fast").removesuffix("Tokenizer") not in ("T5", "MT5"):
         raise DataError(
             f"{path} belongs to a {kind[:100]}, which cannot be made of it; take a folder with a "
-            f"{FILE}."
+            f"{TOKENIZER_FILE}."
         )
-    sentinels = _object(folder / OPTIONS).get("extra_ids", SENTINELS)
+    sentinels = _read_object(folder / OPTIONS).get("extra_ids", SENTINELS)
     if type(sentinels) is not int or not 0 <= sentinels <= MAX_SENTINELS:
         raise DataError(f"{folder / OPTIONS}: extra_ids is {str(sentinels)[:100]!r}.")
-    backend = unigrams_in(path, sentinels)
+    backend = read_unigrams(path, sentinels)
     _add_tokens(backend, folder, rows)
     return backend
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, rows: int) -> None:
     """Add the tokens that stand beside the vocabulary."""
-    for token in sorted(_with_rows(_added_tokens(folder), rows, folder), key=_number):
+    for token in sorted(_tokens_with_rows(_added_tokens(folder), rows, folder), key=_number):
         flags = {key: value for key, value in token.items() if key != "id"}
         backend.add_tokens([tokenizers.AddedToken(**flags)])
         if backend.token_to_id(token["content"]) != token["id"]:
@@ -307,28 +307,28 @@ def _added_tokens(folder: Path) -> list[dict[str, Any]]:
     `tokenizer_config.json` describes them, or in older folders `added_tokens.json` has their
     numbers; then those that have a part, such as `pad_token`, are special.
     """
-    options = _object(folder / OPTIONS)
+    options = _read_object(folder / OPTIONS)
     described = options.get("added_tokens_decoder")
     if described is None:
-        numbers = _object(folder / ADDED)
-        parts = {**options, **_object(folder / SPECIAL)}.items()
+        numbers = _read_object(folder / ADDED)
+        parts = {**options, **_read_object(folder / SPECIAL)}.items()
         values = [v for key, v in parts if key.endswith(("_token", "special_tokens"))]
         special = {_name(e) for v in values for e in (v if isinstance(v, list) else [v])}
         described = {n: {"content": c, "special": c in special} for c, n in numbers.items()}
     if not isinstance(described, dict):
         raise DataError(f"{folder / OPTIONS}: added_tokens_decoder is no mapping.")
-    return [_described(number, token, folder) for number, token in described.items()]
+    return [_checked_token(number, token, folder) for number, token in described.items()]
 
 
-def _described(number: Any, token: Any, folder: Path) -> dict[str, Any]:
+def _checked_token(number: Any, token: Any, folder: Path) -> dict[str, Any]:
     is_number = type(number) is int or (isinstance(number, str) and number.isdecimal())
     options = token if isinstance(token, dict) else {}
-    given = {key: options[key] for key in _FLAGS if key in options}
+    flags = {key: options[key] for key in _FLAGS if key in options}
     is_sound = isinstance(options.get("content"), str) and options["content"]
-    if not is_number or not is_sound or not all(type(flag) is bool for flag in given.values()):
+    if not is_number or not is_sound or not all(type(flag) is bool for flag in flags.values()):
         raise DataError(f"{folder}: the added token {str(token)[:100]!r} is damaged.")
-    usual = {"normalized": not given.get("special", False)}
-    return {**dict.fromkeys(_FLAGS, False), **usual, **given,
+    usual = {"normalized": not flags.get("special", False)}
+    return {**dict.fromkeys(_FLAGS, False), **usual, **flags,
             "content": options["content"], "id": int(number)}  # fmt: skip
 
 
@@ -341,7 +341,7 @@ def _number(token: Mapping[str, Any]) -> int:
     return int(token["id"])
 
 
-def _with_rows(
+def _tokens_with_rows(
     tokens: Iterable[Mapping[str, Any]], rows: int, folder: Path
 ) -> list[Mapping[str, Any]]:
     """Return the added tokens that the model has a row for; the others are named."""
@@ -349,16 +349,16 @@ def _with_rows(
     without = [str(token["content"]) for token in tokens if not 0 <= _number(token) < rows]
     if without:
         log.warning("%s is read without the tokens that its model has no row for: %s",
-                    folder, listed(without))  # fmt: skip
+                    folder, list_names(without))  # fmt: skip
     return [token for token in tokens if 0 <= _number(token) < rows]
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    options = _object(folder / OPTIONS)
+    options = _read_object(folder / OPTIONS)
     return {key: value for key, value in options.items() if isinstance(value, str | bool)}
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """Return the object in a file; nothing where there is no file."""
     if not path.is_file():
         return {}

@@ -77,7 +77,7 @@ def unmergeable_edits(model: nn.Module) -> dict[str, str]:
     return {part.edit: part.describe() for part in stay}
 
 
-def lasting_parameters(model: nn.Module) -> dict[str, Added]:
+def unmerged_parameters(model: nn.Module) -> dict[str, Added]:
     """Return the added module of each added parameter that `merge` leaves; nothing is computed."""
     folded = {part for layer in merged_layers(model).values() for part in layer.modules()}
     return {name: part for name, part in added_parameters(model).items() if part not in folded}

@@ -38,7 +38,7 @@ class AddedRows(Added):
         added_BTD: Tensor = (matches_BTN[..., None] * self.delta).sum(-2)
         return added_BTD
 
-    def added_to(self, table: Tensor) -> Tensor:
+    def with_offsets(self, table: Tensor) -> Tensor:
         """Return an embedding matrix, `[V, D]`, with the offsets added."""
         return table.detach().index_add(0, self.ids, self.delta.detach())
 

@@ -17,7 +17,7 @@ from transfer_cli.model.attention_dropout import attend, causal_mask
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.packing import Packing
-from transfer_cli.model.products import CROSS, DISTANCE, REMEMBERED, SOURCE, Products
+from transfer_cli.model.products import CROSS_PAIR, DISTANCE, REMEMBERED, SOURCE, ProductCounter
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.sparse_attention import SparseView
 
@@ -166,9 +166,9 @@ class Attention(nn.Module):
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__()
         self.head_width = shape.head_size
-        self.sharing = shape.heads // shape.shared_heads
+        self.group_size = shape.heads // shape.kv_heads
         self.dropout = shape.attention_dropout
-        wide, narrow = shape.heads * shape.head_size, shape.shared_heads * shape.head_size
+        wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         self.rows = wide, narrow, narrow
         # Kernels divide scores by the root.
         self.query_scale = 1.0 if shape.scaled_scores else math.sqrt(shape.head_size)
@@ -178,37 +178,37 @@ class Attention(nn.Module):
         """The input projections by name: which of their rows make `query`, `key` and `value`."""
         raise NotImplementedError
 
-    def _by_head(self, states_BTN: Tensor) -> Tensor:
+    def _split_heads(self, states_BTN: Tensor) -> Tensor:
         by_head: Tensor = states_BTN.unflatten(2, (-1, self.head_width)).transpose(1, 2)
         return by_head
 
-    def _joined(self, mixed_BHTW: Tensor, inputs: AttentionInputs) -> Tensor:
+    def _project_output(self, mixed_BHTW: Tensor, inputs: AttentionInputs) -> Tensor:
         mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
         if inputs.packing is not None:
             mixed_BTD = inputs.packing.pack(mixed_BTD)
         out: Tensor = self.output(mixed_BTD)
         return out
 
-    def _scaled(self, query_BHTW: Tensor) -> Tensor:
+    def _scale_query(self, query_BHTW: Tensor) -> Tensor:
         return query_BHTW if self.query_scale == 1 else query_BHTW * self.query_scale
 
-    def _mix_shared(
+    def _attend_grouped(
         self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs
     ) -> Tensor:
-        """Return what `_mix` does, of keys and values that heads of queries may share."""
-        if self.sharing == 1:
-            return self._mix(query, key, value, inputs)
-        alike = inputs.attn_mask is None or inputs.attn_mask.shape[1] == 1
-        alike = alike and not inputs.causal and inputs.sparse is None
-        alike = alike and (inputs.probe is None or inputs.probe.probabilities is None)
-        if query.shape[2] == 1 and alike:
+        """Return what `_attend` does, of keys and values that heads of queries may share."""
+        if self.group_size == 1:
+            return self._attend(query, key, value, inputs)
+        can_group = inputs.attn_mask is None or inputs.attn_mask.shape[1] == 1
+        can_group = can_group and not inputs.causal and inputs.sparse is None
+        can_group = can_group and (inputs.probe is None or inputs.probe.probabilities is None)
+        if query.shape[2] == 1 and can_group:
             # Of one token, heads that share keys are like so many tokens: nothing is copied.
-            grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
-            return self._mix(grouped_BGTW, key, value, inputs).view_as(query)
-        key, value = (states.repeat_interleave(self.sharing, dim=1) for states in (key, value))
-        return self._mix(query, key, value, inputs)
+            grouped_BGTW = query.unflatten(1, (-1, self.group_size)).squeeze(3)
+            return self._attend(grouped_BGTW, key, value, inputs).view_as(query)
+        key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
+        return self._attend(query, key, value, inputs)
 
-    def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the values, weighted, `[B, H, T, W]`."""
         dropout = self.dropout if self.training else 0.0
         if inputs.probe is not None and inputs.probe.probabilities is not None:
@@ -254,56 +254,56 @@ class SelfAttention(Attention):
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
-        query, key, value = self._projected(hidden_BTD, inputs)
+        query, key, value = self._project_inputs(hidden_BTD, inputs)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if inputs.rotate is not None:
             query, key = inputs.rotate(query, key)
-        query = self._scaled(query)
+        query = self._scale_query(query)
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.extend(key, value)
         scored = query
         if inputs.relative is not None:
-            scored, inputs = self._with_distances(query, inputs, inputs.relative)
+            scored, inputs = self._add_relative_scores(query, inputs, inputs.relative)
         if inputs.probe is not None and inputs.probe.projections is not None:
             inputs.probe.projections(inputs.place, Projections(scored, key, value, inputs))
-        mixed_BHTW = self._mix_shared(scored, key, value, inputs)
+        mixed_BHTW = self._attend_grouped(scored, key, value, inputs)
         if self.prefix is not None:
             mixed_BHTW = mixed_BHTW + self.prefix(query)
         if inputs.gates is not None:
             mixed_BHTW = mixed_BHTW * inputs.gates.heads.to(mixed_BHTW.dtype)[..., None, None]
-        return self._joined(mixed_BHTW, inputs)
+        return self._project_output(mixed_BHTW, inputs)
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
-        """Count projections, distances, pairs and learnt keys; see `Multiplies`."""
-        counted.through(self.packed, REMEMBERED, moves=False)
-        moves = counted.through(self.packed, unit, moves=moves)
-        moves = moves or counted.trains(self.query_norm, self.key_norm)
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
+        """Count projections, distances, pairs and learnt keys; see `CountsProducts`."""
+        counter.count(self.packed, REMEMBERED, needs_grad=False)
+        needs_grad = counter.count(self.packed, unit, needs_grad=needs_grad)
+        needs_grad = needs_grad or counter.trains(self.query_norm, self.key_norm)
         width = self.rows[0]
         if hasattr(self, "distance"):
-            trains = counted.through(self.distance, DISTANCE, moves=False)
-            for pair in counted.pairs:
-                counted.add(pair, width // len(counted.pairs), moves=moves, trains=trains)
-            moves = moves or trains
-        counted.add_attention(width, moves=moves)
+            trains = counter.count(self.distance, DISTANCE, needs_grad=False)
+            for pair in counter.pairs:
+                counter.add(pair, width // len(counter.pairs), needs_grad=needs_grad, trains=trains)
+            needs_grad = needs_grad or trains
+        counter.add_attention(width, needs_grad=needs_grad)
         if self.prefix is not None:
-            moves = counted.through(self.prefix, unit, moves=moves)
-        return counted.through(self.output, unit, moves=moves)
+            needs_grad = counter.count(self.prefix, unit, needs_grad=needs_grad)
+        return counter.count(self.output, unit, needs_grad=needs_grad)
 
-    def _projected(
+    def _project_inputs(
         self, hidden_BTD: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values; of a memory, its keys and values first."""
         projected = self.packed(hidden_BTD)
         if inputs.packing is not None:
             projected = inputs.packing.unpack(projected)
-        query, key, value = self._split(projected)
+        query, key, value = self._split_projections(projected)
         if inputs.memory is None:
             return query, key, value
-        _, earlier_key, earlier_value = self._split(self.packed(inputs.memory))
+        _, earlier_key, earlier_value = self._split_projections(self.packed(inputs.memory))
         return query, torch.cat([earlier_key, key], 2), torch.cat([earlier_value, value], 2)
 
-    def _with_distances(
+    def _add_relative_scores(
         self, query_BHTW: Tensor, inputs: AttentionInputs, relative: RelativeScores
     ) -> tuple[Tensor, AttentionInputs]:
         """Return queries with u, and attention inputs whose mask holds (q + v) W_R R."""
@@ -313,7 +313,7 @@ class SelfAttention(Attention):
         )
         distance_HWS = self.distance(relative.distances).unflatten(1, (-1, self.head_width))
         scores_BHTS = (query_BHTW + v_H1W) @ distance_HWS.permute(1, 2, 0)
-        scores_BHTS = _shifted(scores_BHTS / math.sqrt(self.head_width))
+        scores_BHTS = _relative_shift(scores_BHTS / math.sqrt(self.head_width))
         seen = inputs.attn_mask
         if seen is None and scores_BHTS.shape[2] > 1:
             seen = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool).tril()
@@ -327,9 +327,9 @@ class SelfAttention(Attention):
             scores_BHTS = scores_BHTS.clone(memory_format=torch.contiguous_format)
         return query_BHTW + u_H1W, replace(inputs, attn_mask=scores_BHTS, causal=False)
 
-    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split_projections(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Split before the heads: the backward pass then joins three gradients by one copy, not two.
-        query, key, value = map(self._by_head, projected.split(self.rows, dim=2))
+        query, key, value = map(self._split_heads, projected.split(self.rows, dim=2))
         return query, key, value
 
 
@@ -361,25 +361,25 @@ class CrossAttention(Attention):
         query_BTN = self.query(hidden_BTD)
         if inputs.packing is not None:
             query_BTN = inputs.packing.unpack(query_BTN)
-        both = None if cache is None else cache.of_source
-        if both is None:
-            made = self.key_value(source.states)
-            made = made if source.packing is None else source.packing.unpack(made)
-            key, value = map(self._by_head, made.chunk(2, dim=2))
-            both = key, value
+        key_value = None if cache is None else cache.source_kv
+        if key_value is None:
+            projected = self.key_value(source.states)
+            projected = projected if source.packing is None else source.packing.unpack(projected)
+            key, value = map(self._split_heads, projected.chunk(2, dim=2))
+            key_value = key, value
             if cache is not None:
-                cache.of_source = both
+                cache.source_kv = key_value
         seen_B11S = source.mask[:, None, None] if source.padded else None
-        query = self._scaled(self._by_head(query_BTN))
-        mixed_BHTW = self._mix_shared(query, *both, AttentionInputs(seen_B11S))
-        return self._joined(mixed_BHTW, inputs)
+        query = self._scale_query(self._split_heads(query_BTN))
+        mixed_BHTW = self._attend_grouped(query, *key_value, AttentionInputs(seen_B11S))
+        return self._project_output(mixed_BHTW, inputs)
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
-        """Count projections and pairs of a query and a token of the source; see `Multiplies`."""
-        keys_move = counted.through(self.key_value, SOURCE + unit, moves=counted.source_moves)
-        moves = counted.through(self.query, unit, moves=moves) or keys_move
-        counted.add(CROSS, 2 * self.rows[0], moves=moves, trains=moves)
-        return counted.through(self.output, unit, moves=moves)
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
+        """Count projections, and pairs of a query and a token of the source."""
+        keys = counter.count(self.key_value, SOURCE + unit, needs_grad=counter.source_needs_grad)
+        needs_grad = counter.count(self.query, unit, needs_grad=needs_grad) or keys
+        counter.add(CROSS_PAIR, 2 * self.rows[0], needs_grad=needs_grad, trains=needs_grad)
+        return counter.count(self.output, unit, needs_grad=needs_grad)
 
 
 def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -401,7 +401,7 @@ def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs)
     return scores + attn_mask
 
 
-def _shifted(scores_BHTS: Tensor) -> Tensor:
+def _relative_shift(scores_BHTS: Tensor) -> Tensor:
     """Return scores by key, where column c holds those of the distance S - 1 - c.
 
     Right for keys up to a query's own position; what stands at later ones means nothing. The rows

@@ -20,11 +20,11 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.packing import Packing
-from transfer_cli.model.patterns import PATTERNS, within_documents, without_padding
-from transfer_cli.model.positions import POSITIONS, count_positions, positions_within
-from transfer_cli.model.products import NEAR, PAIR, Products
+from transfer_cli.model.patterns import PATTERNS, hide_other_documents, hide_padding
+from transfer_cli.model.positions import POSITIONS, count_positions, positions_in_documents
+from transfer_cli.model.products import NEAR_PAIR, PAIR, ProductCounter
 from transfer_cli.model.shape import FORMS, MAX_SIZE, BackboneShape, Direction
-from transfer_cli.model.sparse_attention import parts_of
+from transfer_cli.model.sparse_attention import sparse_parts
 
 __all__ = ["MAX_SIZE", "Backbone", "BackboneShape", "Direction", "initialise_plain"]
 
@@ -60,7 +60,7 @@ class Backbone(nn.Module):
         super().__init__()
         if shape.direction not in ("causal", "bidirectional"):
             raise ValueError("direction must be causal or bidirectional before a model is built")
-        _check_memory(shape.least_bytes(vocabulary))
+        _check_memory(shape.matrix_bytes(vocabulary))
         self.shape = shape
         self.vocabulary = vocabulary
         self.causal = shape.direction == "causal"
@@ -98,28 +98,28 @@ class Backbone(nn.Module):
         for block in self.blocks:
             self._shrink_outputs(block)  # type: ignore[arg-type]
 
-    def recompute(self, blocks: bool) -> None:  # noqa: FBT001 - its only argument
+    def set_activation_checkpointing(self, enabled: bool) -> None:  # noqa: FBT001 - its only one
         """Turn gradient checkpointing of all blocks on or off."""
         for block in self.blocks:
-            block.recomputed = blocks  # type: ignore[assignment]
+            block.recomputed = enabled  # type: ignore[assignment]
 
-    def keep_residual(self, kind: torch.dtype | None) -> None:
+    def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
         """Keep the residual stream in this type, that of autocast's products; None: as sums are."""
         for block in self.blocks:
-            block.residual_type = kind  # type: ignore[assignment]
+            block.residual_dtype = dtype  # type: ignore[assignment]
 
-    def redraw_top(self, blocks: int) -> None:
-        """Reinitialise the weights of the top blocks and of the final norm.
+    def reinitialise_top(self, count: int) -> None:
+        """Reinitialise the weights of the top `count` blocks and of the final norm.
 
         Modules that edits have added stay unchanged.
         """
-        for block in list(self.blocks)[-blocks:]:
+        for block in list(self.blocks)[-count:]:
             for name, part in block.named_children():
                 if name != "sites":
-                    part.apply(_redraw)
+                    part.apply(_reinitialise)
             self._shrink_outputs(block)  # type: ignore[arg-type]
         if self.shape.has_final_norm:
-            _redraw(self.final_norm)
+            _reinitialise(self.final_norm)
 
     def _shrink_outputs(self, block: Block) -> None:
         if not self.shape.has_final_norm:
@@ -176,30 +176,30 @@ class Backbone(nn.Module):
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
                 `kv_cache` and no prefixes.
         """
-        before = memory if kv_cache is None else kv_cache
-        earlier = 0 if before is None else before.length
-        self._check(earlier + tokens_BT.shape[1], kv_cache, prefix_B)
+        past = memory if kv_cache is None else kv_cache
+        earlier = 0 if past is None else past.length
+        self._check_inputs(earlier + tokens_BT.shape[1], kv_cache, prefix_B)
         inputs = self.attention_pattern(mask_BT, padded=padded, cached=earlier, prefix_B=prefix_B)
         # Without padding one row for all: a table's gradient is then added up over texts at once.
         seen_BT = mask_BT if padded else torch.ones_like(mask_BT[:1])
         position_BT = count_positions(seen_BT, earlier)
         if document_BT is not None:
-            seen_BS = document_BT if memory is None else memory.documents_before(document_BT)
-            inputs = within_documents(inputs, document_BT, seen_BS)
-            position_BT = positions_within(position_BT, document_BT)
+            seen_BS = document_BT if memory is None else memory.key_documents(document_BT)
+            inputs = hide_other_documents(inputs, document_BT, seen_BS)
+            position_BT = positions_in_documents(position_BT, document_BT)
         elif restart_BT is not None:
-            position_BT = positions_within(position_BT, restart_BT)
+            position_BT = positions_in_documents(position_BT, restart_BT)
         if earlier and kv_cache is not None and kv_cache.padding_B is not None:
-            inputs = without_padding(inputs, kv_cache.padding_B, earlier + tokens_BT.shape[1])
+            inputs = hide_padding(inputs, kv_cache.padding_B, earlier + tokens_BT.shape[1])
             position_BT = position_BT - kv_cache.padding_B[:, None]
-        inputs = self.position_embedding.attend(inputs, position_BT)
+        inputs = self.position_embedding.add_to_attention(inputs, position_BT)
         if packing is not None:
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
             segment_BT = None if segment_BT is None else packing.pack(segment_BT)
         remembered = memory.states if memory is not None else ()
         first: Block = self.blocks[0]  # type: ignore[assignment]
-        hidden_states = [first.kept(self.embed(tokens_BT, position_BT, segment_BT))]
-        for place, number in enumerate(self.shape.visits):
+        hidden_states = [first.cast_residual(self.embed(tokens_BT, position_BT, segment_BT))]
+        for place, number in enumerate(self.shape.block_order):
             seen = replace(
                 inputs[self.attention_pattern.kinds[place]],
                 kv_cache=None if kv_cache is None else kv_cache.layers[place],
@@ -211,12 +211,12 @@ class Backbone(nn.Module):
             )
             hidden_states.append(self.blocks[number](hidden_states[-1], seen))
         if memory is not None:
-            memory.keep(hidden_states[:-1], document_BT, packing)
+            memory.append(hidden_states[:-1], document_BT, packing)
         if self.shape.has_final_norm:
             hidden_states[-1] = self.final_norm(hidden_states[-1])
         return hidden_states if layers is None else [hidden_states[layer] for layer in layers]
 
-    def _check(self, length: int, kv_cache: KVCache | None, prefix_B: Tensor | None) -> None:
+    def _check_inputs(self, length: int, kv_cache: KVCache | None, prefix_B: Tensor | None) -> None:
         if prefix_B is not None and self.shape.projects_distances:
             raise ConfigError(
                 f"model.position_kind={self.shape.position_kind}: these distances look back alone, "
@@ -246,30 +246,30 @@ class Backbone(nn.Module):
         A model with segments reads a missing `segment_BT` as zeros; a model without ignores it.
         Segment ids beyond the last one count as the last.
         """
-        dropped: Tensor = self.drop(self.lender.sum_embeddings(tokens_BT, position_BT, segment_BT))
+        hidden: Tensor = self.drop(self.embedder.sum_embeddings(tokens_BT, position_BT, segment_BT))
         if self.shape.embedding_size != self.shape.width:
-            dropped = self.embedding_projection(dropped)
-        return dropped
+            hidden = self.embedding_projection(hidden)
+        return hidden
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
-        """See `Multiplies`; what it reads are tokens, which never move."""
-        lender, shape = self.lender, self.shape
-        embeddings = (getattr(lender, name, None) for name in _EMBEDDINGS)
-        moves = counted.trains(*embeddings)
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
+        """See `CountsProducts`; what it reads are tokens, which need no gradient."""
+        shape = self.shape
+        embeddings = (getattr(self.embedder, name, None) for name in _EMBEDDINGS)
+        needs_grad = counter.trains(*embeddings)
         if shape.embedding_size != shape.width:
-            moves = counted.through(self.embedding_projection, unit, moves=moves)
-        places = zip(shape.visits, shape.has_window, parts_of(shape), strict=True)
+            needs_grad = counter.count(self.embedding_projection, unit, needs_grad=needs_grad)
+        places = zip(shape.block_order, shape.has_window, sparse_parts(shape), strict=True)
         for number, has_window, parts in places:
-            counted.pairs = [part.name for part in parts] or [NEAR if has_window else PAIR]
-            before = {name: forward for name, (forward, _) in counted.prices.items()}
-            moves = counted.through(self.blocks[number], unit, moves=moves)
-            if self.blocks[number].recomputed and moves:
-                for name, price in counted.prices.items():
+            counter.pairs = [part.name for part in parts] or [NEAR_PAIR if has_window else PAIR]
+            before = {name: forward for name, (forward, _) in counter.prices.items()}
+            needs_grad = counter.count(self.blocks[number], unit, needs_grad=needs_grad)
+            if self.blocks[number].recomputed and needs_grad:
+                for name, price in counter.prices.items():
                     price[1] += price[0] - before.get(name, 0)
-        return moves or counted.trains(self.final_norm if shape.has_final_norm else None)
+        return needs_grad or counter.trains(self.final_norm if shape.has_final_norm else None)
 
     @property
-    def lender(self) -> "Backbone":
+    def embedder(self) -> "Backbone":
         """The backbone whose embeddings it reads: its own, but see `model.borrowing`."""
         return self
 
@@ -277,7 +277,7 @@ class Backbone(nn.Module):
         self, tokens_BT: Tensor, position_BT: Tensor, segment_BT: Tensor | None = None
     ) -> Tensor:
         """Return the embeddings of tokens, positions and segments, summed and normed."""
-        token_BTE = self.embeddings_of(tokens_BT)
+        token_BTE = self.embed_tokens(tokens_BT)
         if self.probe is not None and self.probe.embeddings is not None:
             token_BTE = self.probe.embeddings(token_BTE)
         if self.shape.embedding_scale != 1:
@@ -292,7 +292,7 @@ class Backbone(nn.Module):
             summed = self.embedding_norm(summed)
         return summed
 
-    def embeddings_of(self, tokens_BT: Tensor) -> Tensor:
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Return the embeddings of tokens alone, `[B, T, E]`: without positions and segments."""
         token_BTE: Tensor = self.token_embedding(tokens_BT)
         return token_BTE if self.new_rows is None else token_BTE + self.new_rows(tokens_BT)
@@ -300,10 +300,10 @@ class Backbone(nn.Module):
 
 def _check_memory(size_bytes: int) -> None:
     """Refuse a model that exceeds the memory: the system might kill other processes for it."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if torch.get_default_device().type == "cpu" and size_bytes > there:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.get_default_device().type == "cpu" and size_bytes > memory:
         raise MemoryError(
-            f"the weights take {size_bytes / 2**30:,.0f} GiB, and there are {there / 2**30:,.0f}"
+            f"the weights take {size_bytes / 2**30:,.0f} GiB, and there are {memory / 2**30:,.0f}"
         )
 
 
@@ -315,7 +315,7 @@ def initialise_plain(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def _redraw(module: nn.Module) -> None:
+def _reinitialise(module: nn.Module) -> None:
     initialise_plain(module)
     if isinstance(module, tuple(NORMS.values())):
         module.reset_parameters()  # type: ignore[operator]

@@ -35,11 +35,11 @@ from transfer_cli.model.attention import (
 )
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
-from transfer_cli.model.products import Products
+from transfer_cli.model.products import ProductCounter
 from transfer_cli.model.shape import BackboneShape
 
-AFTER_CROSS = "after_cross_attention"
-BESIDE = "beside_feed_forward"
+AFTER_CROSS_ATTENTION = "after_cross_attention"
+BESIDE_FEED_FORWARD = "beside_feed_forward"
 BESIDE_BLOCK = "beside_block"
 """Sites of a block that need not be there."""
 
@@ -121,7 +121,7 @@ class Block(nn.Module, ABC):
         super().__init__()
         self.recomputed = False
         """Whether the backward pass recomputes the activations (gradient checkpointing)."""
-        self.residual_type: torch.dtype | None = None
+        self.residual_dtype: torch.dtype | None = None
         """Of the residual stream; None: what sums make of it, float32 under autocast."""
         self.attention_norm = build_norm(shape, shape.width)
         self.attention = SelfAttention(shape)
@@ -133,11 +133,11 @@ class Block(nn.Module, ABC):
         )
         self.register_module("cross_attention", None)
 
-    def read_source(self, shape: BackboneShape) -> None:
+    def add_cross_attention(self, shape: BackboneShape) -> None:
         """Make it a decoder's block, which has an attention on a source with a norm and a site."""
         self.cross_attention_norm = build_norm(shape, shape.width)
         self.cross_attention = CrossAttention(shape)
-        self.sites[AFTER_CROSS] = nn.Identity()
+        self.sites[AFTER_CROSS_ATTENTION] = nn.Identity()
 
     @property
     def attentions(self) -> "Sequence[Attention]":
@@ -148,20 +148,20 @@ class Block(nn.Module, ABC):
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
         if inputs.memory is not None:
-            inputs = replace(inputs, memory=self.reads(inputs.memory))
+            inputs = replace(inputs, memory=self.attention_input(inputs.memory))
         if self.recomputed and inputs.kv_cache is None and torch.is_grad_enabled():
             # Chen et al. 2016. Inside the block, so that FSDP's hooks gather its weights for the
             # recomputation, too.
             run = partial(self.update, inputs=inputs)
             again: Tensor = checkpoint(run, hidden_BTD, use_reentrant=False)
-            return self.kept(again)
-        return self.kept(self.update(hidden_BTD, inputs))
+            return self.cast_residual(again)
+        return self.cast_residual(self.update(hidden_BTD, inputs))
 
-    def kept(self, z: Tensor) -> Tensor:
+    def cast_residual(self, z: Tensor) -> Tensor:
         """Return a residual stream in its type: norms return float32 on a GPU."""
-        return z if self.residual_type is None else z.to(self.residual_type)
+        return z if self.residual_dtype is None else z.to(self.residual_dtype)
 
-    def reads(self, z: Tensor) -> Tensor:
+    def attention_input(self, z: Tensor) -> Tensor:
         """Return what the attention reads of the residual stream."""
         read: Tensor = self.attention_norm(z)
         return read
@@ -170,43 +170,43 @@ class Block(nn.Module, ABC):
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`: both sub-layers with their norms and residual sums."""
 
-    def attend(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+    def attention_update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the attention's update of the residual stream."""
-        update: Tensor = self.sites["after_attention"](self.drop(self.attended(z, inputs)))
+        update: Tensor = self.sites["after_attention"](self.drop(self.attention_output(z, inputs)))
         return update if inputs.gates is None else update * inputs.gates.attention
 
-    def attended(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+    def attention_output(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the output of the attention, which dropout follows."""
         out: Tensor = self.attention(z, inputs)
         return out
 
-    def after_source(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+    def update_from_source(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the residual stream with what the attention on a source adds, if there is any."""
         if self.cross_attention is None:
             return z
-        before, follow = self.cross_norms()
+        before, follow = self.cross_attention_norms()
         read = z if before is None else before(z)
-        z = z + self.sites[AFTER_CROSS](self.drop(self.cross_attention(read, inputs)))
-        return z if follow is None else self.kept(follow(z))
+        z = z + self.sites[AFTER_CROSS_ATTENTION](self.drop(self.cross_attention(read, inputs)))
+        return z if follow is None else self.cast_residual(follow(z))
 
-    def cross_norms(self) -> tuple[nn.Module | None, nn.Module | None]:
+    def cross_attention_norms(self) -> tuple[nn.Module | None, nn.Module | None]:
         """Return the norm before the attention on a source, and that behind it."""
         norm = self.cross_attention_norm
         return (None, norm) if self.norms_follow else (norm, None)
 
-    def feed(self, z: Tensor, read: Tensor, inputs: AttentionInputs) -> Tensor:
+    def feed_forward_update(self, z: Tensor, read: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the update of the residual stream by the feed-forward layer and what is beside.
 
         `read` is what the attention has read.
         """
-        fed: Tensor = self.sites["after_feed_forward"](self.drop(self.fed(z)))
-        if BESIDE in self.sites:
-            fed = fed + self.sites[BESIDE](z)
+        fed: Tensor = self.sites["after_feed_forward"](self.drop(self.feed_forward_output(z)))
+        if BESIDE_FEED_FORWARD in self.sites:
+            fed = fed + self.sites[BESIDE_FEED_FORWARD](z)
         if BESIDE_BLOCK in self.sites:
             fed = fed + self.sites[BESIDE_BLOCK](read, inputs)
         return fed if inputs.gates is None else fed * inputs.gates.feed_forward
 
-    def fed(self, z: Tensor) -> Tensor:
+    def feed_forward_output(self, z: Tensor) -> Tensor:
         """Return the output of the feed-forward layer, which dropout follows."""
         out: Tensor = self.feed_forward(z)
         return out
@@ -216,31 +216,31 @@ class Block(nn.Module, ABC):
         norms, none = (self.attention_norm, self.feed_forward_norm), (None, None)
         return (none, norms) if self.norms_follow else (norms, none)
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
-        """See `Multiplies`."""
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
+        """See `CountsProducts`."""
         # A norm that follows its sub-layer has no part in what that reads.
         first, follow = self.norms()
-        read = moves or counted.trains(first[0])
-        attended = counted.through(self.attention, unit, moves=read)
-        attended = counted.through(self.sites["after_attention"], unit, moves=attended)
-        attended = attended or counted.trains(follow[0])
-        between = moves if self.parallel else moves or read or attended
+        read = needs_grad or counter.trains(first[0])
+        attended = counter.count(self.attention, unit, needs_grad=read)
+        attended = counter.count(self.sites["after_attention"], unit, needs_grad=attended)
+        attended = attended or counter.trains(follow[0])
+        between = needs_grad if self.parallel else needs_grad or read or attended
         if self.cross_attention is not None:
-            before, behind = self.cross_norms()
-            crossed = counted.through(
-                self.cross_attention, unit, moves=between or counted.trains(before)
+            before, behind = self.cross_attention_norms()
+            crossed = counter.count(
+                self.cross_attention, unit, needs_grad=between or counter.trains(before)
             )
-            crossed = counted.through(self.sites[AFTER_CROSS], unit, moves=crossed)
-            between = between or crossed or counted.trains(behind)
+            crossed = counter.count(self.sites[AFTER_CROSS_ATTENTION], unit, needs_grad=crossed)
+            between = between or crossed or counter.trains(behind)
             attended = attended or between
-        between = between or counted.trains(first[1])
-        fed = counted.through(self.feed_forward, unit, moves=between)
-        fed = counted.through(self.sites["after_feed_forward"], unit, moves=fed)
-        fed = fed or counted.trains(follow[1])
-        if BESIDE in self.sites:
-            fed = counted.through(self.sites[BESIDE], unit, moves=between) or fed
+        between = between or counter.trains(first[1])
+        fed = counter.count(self.feed_forward, unit, needs_grad=between)
+        fed = counter.count(self.sites["after_feed_forward"], unit, needs_grad=fed)
+        fed = fed or counter.trains(follow[1])
+        if BESIDE_FEED_FORWARD in self.sites:
+            fed = counter.count(self.sites[BESIDE_FEED_FORWARD], unit, needs_grad=between) or fed
         if BESIDE_BLOCK in self.sites:
-            fed = counted.through(self.sites[BESIDE_BLOCK], unit, moves=read) or fed
+            fed = counter.count(self.sites[BESIDE_BLOCK], unit, needs_grad=read) or fed
         return attended or fed
 
 
@@ -248,9 +248,9 @@ class PreNormBlock(Block):
     """Norms before each sub-layer."""
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        read = self.reads(z)
-        z = self.after_source(z + self.attend(read, inputs), inputs)
-        return z + self.feed(self.feed_forward_norm(z), read, inputs)
+        read = self.attention_input(z)
+        z = self.update_from_source(z + self.attention_update(read, inputs), inputs)
+        return z + self.feed_forward_update(self.feed_forward_norm(z), read, inputs)
 
 
 class PostNormBlock(Block):
@@ -258,14 +258,14 @@ class PostNormBlock(Block):
 
     norms_follow = True
 
-    def reads(self, z: Tensor) -> Tensor:
+    def attention_input(self, z: Tensor) -> Tensor:
         """Return the residual stream itself."""
         return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        attended = self.kept(self.attention_norm(z + self.attend(z, inputs)))
-        attended = self.after_source(attended, inputs)
-        out: Tensor = self.feed_forward_norm(attended + self.feed(attended, z, inputs))
+        summed = self.cast_residual(self.attention_norm(z + self.attention_update(z, inputs)))
+        summed = self.update_from_source(summed, inputs)
+        out: Tensor = self.feed_forward_norm(summed + self.feed_forward_update(summed, z, inputs))
         return out
 
 
@@ -273,9 +273,9 @@ class TutorialBlock(Block):
     """Norms before each sub-layer, applied to the residual stream itself."""
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        read = self.kept(self.reads(z))
-        z = self.kept(self.feed_forward_norm(read + self.attend(read, inputs)))
-        return z + self.feed(z, read, inputs)
+        read = self.cast_residual(self.attention_input(z))
+        z = self.cast_residual(self.feed_forward_norm(read + self.attention_update(read, inputs)))
+        return z + self.feed_forward_update(z, read, inputs)
 
 
 class PlainStartBlock(PreNormBlock):
@@ -287,20 +287,20 @@ class ReorderedBlock(Block):
 
     norms_follow = True
 
-    def reads(self, z: Tensor) -> Tensor:
+    def attention_input(self, z: Tensor) -> Tensor:
         """Return the residual stream itself."""
         return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        attended = z + self.attend(z, inputs)
-        return attended + self.feed(attended, z, inputs)
+        summed = z + self.attention_update(z, inputs)
+        return summed + self.feed_forward_update(summed, z, inputs)
 
-    def attended(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+    def attention_output(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the output of the attention and its norm, which dropout follows."""
         out: Tensor = self.attention_norm(self.attention(z, inputs))
         return out
 
-    def fed(self, z: Tensor) -> Tensor:
+    def feed_forward_output(self, z: Tensor) -> Tensor:
         """Return the output of the feed-forward layer and its norm, which dropout follows."""
         out: Tensor = self.feed_forward_norm(self.feed_forward(z))
         return out
@@ -317,15 +317,15 @@ class SandwichBlock(ReorderedBlock):
     def norms(self) -> tuple[Sequence[nn.Module | None], Sequence[nn.Module | None]]:
         return (self.attention_first_norm, self.feed_forward_first_norm), super().norms()[1]
 
-    def reads(self, z: Tensor) -> Tensor:
+    def attention_input(self, z: Tensor) -> Tensor:
         """Return the residual stream, normed."""
         read: Tensor = self.attention_first_norm(z)
         return read
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        read = self.reads(z)
-        z = z + self.attend(read, inputs)
-        return z + self.feed(self.feed_forward_first_norm(z), read, inputs)
+        read = self.attention_input(z)
+        z = z + self.attention_update(read, inputs)
+        return z + self.feed_forward_update(self.feed_forward_first_norm(z), read, inputs)
 
 
 class ParallelBlock(Block):
@@ -334,9 +334,9 @@ class ParallelBlock(Block):
     parallel = True
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        read = self.reads(z)
-        attended = self.attend(read, inputs)
-        return z + attended + self.feed(self.feed_forward_norm(z), read, inputs)
+        read = self.attention_input(z)
+        attended = self.attention_update(read, inputs)
+        return z + attended + self.feed_forward_update(self.feed_forward_norm(z), read, inputs)
 
 
 RESIDUALS: dict[str, type[Block]] = {

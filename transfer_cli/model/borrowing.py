@@ -11,7 +11,7 @@ from transfer_cli.model.positions import LearnedPositions
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 
-BORROWED = (
+BORROWED_TENSORS = (
     "backbone.token_embedding.", "backbone.position_embedding.weight",
     "backbone.segment_embedding.", "backbone.embedding_norm.",
 )  # fmt: skip
@@ -21,24 +21,24 @@ BORROWED = (
 class BorrowingBackbone(Backbone):
     """A backbone that reads another's embeddings, as wide as its own, and has no tables."""
 
-    def __init__(self, shape: BackboneShape, lender: Backbone) -> None:
+    def __init__(self, shape: BackboneShape, embedder: Backbone) -> None:
         super().__init__(shape, vocabulary=1)  # whose tables go
-        self.vocabulary = lender.vocabulary
+        self.vocabulary = embedder.vocabulary
         for name in ("token_embedding", "segment_embedding", "embedding_norm"):
             if hasattr(self, name):
                 delattr(self, name)
         if isinstance(self.position_embedding, LearnedPositions):
             self.position_embedding.register_parameter("weight", None)
         # In a tuple, so that it is no part of this module: each parameter has one name.
-        self._lender = (lender,)
+        self._embedder = (embedder,)
 
     @property
-    def lender(self) -> Backbone:
+    def embedder(self) -> Backbone:
         """The other one."""
-        return self._lender[0]
+        return self._embedder[0]
 
 
-def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
+def narrowed_shape(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
     """Return the shape of a masked language model beside a model of this shape.
 
     Args:
@@ -59,7 +59,7 @@ def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
             f"width={width:g} of {shape.heads} heads are {width * shape.heads:.3g}; give a share "
             f"that is a whole number of them, for example {heads / shape.heads:.3g}"
         )
-    group = shape.heads // shape.shared_heads
+    group = shape.heads // shape.kv_heads
     blocks = max(1, round(depth * shape.depth))
     return replace(
         shape,
@@ -79,20 +79,20 @@ def narrowed(shape: BackboneShape, width: float, depth: float) -> BackboneShape:
     )
 
 
-def completed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def head_as_model(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a head that is such a model, as those of a model of its own."""
     prefix = f"heads.{name}."
     inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    return {n: t for n, t in tensors.items() if n.startswith(BORROWED)} | inner
+    return {n: t for n, t in tensors.items() if n.startswith(BORROWED_TENSORS)} | inner
 
 
-def as_head(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what `completed` was made of, but for the tables."""
-    inner = {n: tensor for n, tensor in tensors.items() if not n.startswith(BORROWED)}
+def model_as_head(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what `head_as_model` was made of, but for the tables."""
+    inner = {n: tensor for n, tensor in tensors.items() if not n.startswith(BORROWED_TENSORS)}
     return {f"heads.{name}.{n}": tensor for n, tensor in inner.items()}
 
 
-def borrower(shape: BackboneShape, lender: Backbone) -> TransferModel:
+def borrowing_model(shape: BackboneShape, embedder: Backbone) -> TransferModel:
     """Return a masked language model of this shape that reads the embeddings of another model."""
-    head: nn.Module = LanguageModelHead(shape, lender.vocabulary)
-    return TransferModel(BorrowingBackbone(shape, lender), {"lm": head})
+    head: nn.Module = LanguageModelHead(shape, embedder.vocabulary)
+    return TransferModel(BorrowingBackbone(shape, embedder), {"lm": head})

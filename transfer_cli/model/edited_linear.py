@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
-from transfer_cli.model.products import Products
+from transfer_cli.model.products import ProductCounter
 
 
 class RowChange(Added, ABC):
@@ -27,7 +27,7 @@ class RowChange(Added, ABC):
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
         """Change the output of `linear` at `rows`, in place; `hidden` is its input."""
 
-    def add_products(self, counted: Products, unit: str, *, moves: bool) -> None:
+    def add_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> None:
         """Count what it multiplies of the layer's input; see `model.products`."""
 
     @abstractmethod
@@ -103,20 +103,20 @@ class EditedLinear(nn.Linear):
             plain.bias = nn.Parameter(bias, requires_grad=self.bias.requires_grad)
         return plain.train(self.training)
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
-        """See `Multiplies`."""
-        moves = moves or counted.trains(self.input_factors)
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
+        """See `CountsProducts`."""
+        needs_grad = needs_grad or counter.trains(self.input_factors)
         size = self.in_features * self.out_features
-        counted.add(unit, size, moves=moves, trains=counted.trains(self.weight))
+        counter.add(unit, size, needs_grad=needs_grad, trains=counter.trains(self.weight))
         for change in self._changes():
-            change.add_products(counted, unit, moves=moves)
-        return moves or counted.trains(self)
+            change.add_products(counter, unit, needs_grad=needs_grad)
+        return needs_grad or counter.trains(self)
 
     def _changes(self) -> Iterator[RowChange]:
         changes = chain(self.lora.values(), self.factors.values())
         return cast("Iterator[RowChange]", changes)
 
 
-def edited(linear: nn.Linear) -> EditedLinear:
+def as_edited(linear: nn.Linear) -> EditedLinear:
     """Return a layer that takes changes: itself, if it has some already."""
     return linear if isinstance(linear, EditedLinear) else EditedLinear(linear)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import Backbone, initialise_plain
-from transfer_cli.model.products import SOURCE, Products
+from transfer_cli.model.products import SOURCE, ProductCounter
 from transfer_cli.model.shape import BackboneShape
 
 
@@ -26,9 +26,9 @@ class Stack(Backbone):
         # In a tuple, so that it is no part of this module: each parameter has one name.
         self._owner = (owner,)
 
-    def embeddings_of(self, tokens_BT: Tensor) -> Tensor:
+    def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Return the embeddings of tokens alone, `[B, T, E]`."""
-        return self._owner[0].embeddings_of(tokens_BT)
+        return self._owner[0].embed_tokens(tokens_BT)
 
 
 class EncoderDecoder(Backbone):
@@ -52,7 +52,7 @@ class EncoderDecoder(Backbone):
         encoder, decoder = shape.stacks
         self.encoder, self.decoder = Stack(encoder, self), Stack(decoder, self)
         for block in self.decoder.blocks:
-            block.read_source(decoder)  # type: ignore[operator]
+            block.add_cross_attention(decoder)  # type: ignore[operator]
         self.decoder.initialise()
 
     @property
@@ -60,9 +60,9 @@ class EncoderDecoder(Backbone):
         """The encoder's blocks, then the decoder's."""
         return nn.ModuleList([*self.encoder.blocks, *self.decoder.blocks])
 
-    def redraw_top(self, blocks: int) -> None:
+    def reinitialise_top(self, count: int) -> None:
         """Reinitialise the top blocks of the decoder; see `Backbone`."""
-        self.decoder.redraw_top(blocks)
+        self.decoder.reinitialise_top(count)
 
     def encode(self, source: SourceText) -> SourceText:
         """Return a source with its states; they are computed once, however much is written."""
@@ -78,32 +78,32 @@ class EncoderDecoder(Backbone):
         segment_BT: Tensor | None = None,
         *,
         source: SourceText | None = None,
-        **given: object,
+        **options: object,
     ) -> list[Tensor]:
         """Return the L + 1 hidden states of the decoder, each `[B, T, D]`; see `Backbone`.
 
         Args:
             segment_BT: Not read: there are two stacks.
             source: What it is written from; it is encoded if it has no states yet.
-            given: As in `Backbone.forward`.
+            options: As in `Backbone.forward`.
         """
         if source is None:
             raise ValueError("an encoder-decoder needs a source")
         if source.states is None:
             source = self.encode(source)
-        states: list[Tensor] = self.decoder(tokens_BT, mask_BT, source=source, **given)
+        states: list[Tensor] = self.decoder(tokens_BT, mask_BT, source=source, **options)
         return states
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
         """Count the encoder's products by units of their own, then the decoder's."""
-        of_source = counted.beside()
-        counted.source_moves = of_source.through(self.encoder, unit, moves=moves)
-        embeds = counted.trains(self.token_embedding, self.new_rows)
-        counted.source_moves = counted.source_moves or embeds
-        counted.prices |= {f"{SOURCE}{name}": price for name, price in of_source.prices.items()}
-        return counted.through(self.decoder, unit, moves=moves or embeds)
+        source = counter.empty_copy()
+        counter.source_needs_grad = source.count(self.encoder, unit, needs_grad=needs_grad)
+        embeds = counter.trains(self.token_embedding, self.new_rows)
+        counter.source_needs_grad = counter.source_needs_grad or embeds
+        counter.prices |= {f"{SOURCE}{name}": price for name, price in source.prices.items()}
+        return counter.count(self.decoder, unit, needs_grad=needs_grad or embeds)
 
 
-def backbone_of(shape: BackboneShape, vocabulary: int) -> Backbone:
+def build_backbone(shape: BackboneShape, vocabulary: int) -> Backbone:
     """Return a backbone with fresh weights: one stack of blocks, or two."""
     return (EncoderDecoder if shape.has_encoder else Backbone)(shape, vocabulary)

@@ -67,7 +67,7 @@ class LanguageModelHead(nn.Module):
 
         For `on_logits` see `vocabulary_loss.summed_cross_entropy`.
         """
-        output = self._output(hidden_ND, embedding_VD)
+        output = self._linear_inputs(hidden_ND, embedding_VD)
         return summed_cross_entropy(*output, target_N, compiled=self.compiled, on_logits=on_logits)
 
     def summed_copy_loss(
@@ -79,7 +79,7 @@ class LanguageModelHead(nn.Module):
         is_read_N: Tensor,
     ) -> Tensor:
         """Return the loss of a head that may copy (`vocabulary_loss`), summed over rows."""
-        output = self._output(hidden_ND, embedding_VD)
+        output = self._linear_inputs(hidden_ND, embedding_VD)
         return summed_copy_loss(*output, gate_N, target_N, is_read_N)
 
     def summed_divergence(
@@ -90,14 +90,14 @@ class LanguageModelHead(nn.Module):
         temperature: float,
     ) -> Tensor:
         """Return the divergence from a teacher (`vocabulary_loss`), summed over rows."""
-        output = self._output(hidden_ND, embedding_VD)
+        output = self._linear_inputs(hidden_ND, embedding_VD)
         return summed_divergence(*output, teacher_logits, temperature)
 
     def forward(self, hidden_ND: Tensor, embedding_VD: Tensor) -> Tensor:
         """Return logits `[N, V]`."""
-        return F.linear(*self._output(hidden_ND, embedding_VD))
+        return F.linear(*self._linear_inputs(hidden_ND, embedding_VD))
 
-    def _output(
+    def _linear_inputs(
         self, hidden_ND: Tensor, embedding_VD: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what the matrix multiplies, the matrix and the bias."""
@@ -133,7 +133,7 @@ class Pooler(nn.Module):
         return activated
 
 
-class TokenJudge(nn.Module):
+class TokenDiscriminator(nn.Module):
     """A number for each token: two layers, with the activation of the blocks between (ELECTRA)."""
 
     def __init__(self, shape: BackboneShape) -> None:

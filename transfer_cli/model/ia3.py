@@ -1,7 +1,7 @@
 """Learned factors of keys, values and the feed-forward layer ((IA)3; Liu et al. 2022)."""
 
 from transfer_cli.model.block import Block
-from transfer_cli.model.edited_linear import Factors, edited
+from transfer_cli.model.edited_linear import Factors, as_edited
 
 
 def add_ia3(block: Block) -> None:
@@ -18,10 +18,10 @@ def add_ia3(block: Block) -> None:
         raise ValueError("it has the factors of (IA)3 already; one such edit is enough")
     for attention in block.attentions:
         name, rows = next(pair for pair in attention.projections.items() if "key" in pair[1])
-        layer = edited(getattr(attention, name))
+        layer = as_edited(getattr(attention, name))
         for part in ("key", "value"):
             layer.factors[part] = Factors(rows[part]).to(layer.weight)
         setattr(attention, name, layer)
-    output = edited(block.feed_forward.output)
+    output = as_edited(block.feed_forward.output)
     output.input_factors = Factors(slice(0, output.in_features)).to(output.weight)
     block.feed_forward.output = output

@@ -19,9 +19,9 @@ class LayerKVCache:
         self.max_length = max_length
         self._keep = keep
         self._filled = 0
-        self._both: tuple[Tensor, Tensor] | None = None
-        self._beside: LayerKVCache | None = None
-        self.of_source: tuple[Tensor, Tensor] | None = None
+        self._kv: tuple[Tensor, Tensor] | None = None
+        self._side_attention: LayerKVCache | None = None
+        self.source_kv: tuple[Tensor, Tensor] | None = None
         """The keys and values of what a decoder reads, once there are some."""
 
     @property
@@ -30,11 +30,11 @@ class LayerKVCache:
         return self._filled if self._keep is None else min(self._filled, self._keep)
 
     @property
-    def beside(self) -> "LayerKVCache":
+    def side_attention(self) -> "LayerKVCache":
         """The cache of the attention that an edit has put beside the block."""
-        if self._beside is None:
-            self._beside = LayerKVCache(self.max_length, self._keep)
-        return self._beside
+        if self._side_attention is None:
+            self._side_attention = LayerKVCache(self.max_length, self._keep)
+        return self._side_attention
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
         """Append up to `max_length` positions; return all cached keys and values."""
@@ -42,42 +42,42 @@ class LayerKVCache:
         self._filled = first + key_BHTW.shape[2]
         if self._filled > self.max_length:
             raise ValueError(f"{self._filled} positions exceed the cache's {self.max_length}")
-        if self._both is None:
+        if self._kv is None:
             rows, heads, _, width = key_BHTW.shape
             size = (rows, heads, self.max_length, width)
-            self._both = key_BHTW.new_empty(size), value_BHTW.new_empty(size)
-        for cache, new in zip(self._both, (key_BHTW, value_BHTW), strict=True):
+            self._kv = key_BHTW.new_empty(size), value_BHTW.new_empty(size)
+        for cache, new in zip(self._kv, (key_BHTW, value_BHTW), strict=True):
             if first < before:
                 cache[:, :, :first] = cache[:, :, before - first : before].clone()
             cache[:, :, first : self._filled] = new
-        keys, values = self._both
+        keys, values = self._kv
         return keys[:, :, : self._filled], values[:, :, : self._filled]
 
     def select(self, rows_N: Tensor) -> None:
         """Keep the rows with these numbers alone, in this order; one may be kept several times."""
-        if self._both is not None:
-            keys, values = (_selected(states, rows_N, self._filled) for states in self._both)
-            self._both = keys, values
-        if self.of_source is not None:
-            key, value = (_selected(states, rows_N, states.shape[2]) for states in self.of_source)
-            self.of_source = key, value
-        if self._beside is not None:
-            self._beside.select(rows_N)
+        if self._kv is not None:
+            keys, values = (_take_rows(states, rows_N, self._filled) for states in self._kv)
+            self._kv = keys, values
+        if self.source_kv is not None:
+            key, value = (_take_rows(states, rows_N, states.shape[2]) for states in self.source_kv)
+            self.source_kv = key, value
+        if self._side_attention is not None:
+            self._side_attention.select(rows_N)
 
     def fork(self, rows: int, max_length: int, length: int) -> "LayerKVCache":
         """Return a cache of the only row's first `length` positions, `rows` times."""
         new = LayerKVCache(max_length, self._keep)
-        if self._both is not None:
-            new.extend(*(states[:, :, :length].expand(rows, -1, -1, -1) for states in self._both))
-        if self._beside is not None:
-            new._beside = self._beside.fork(rows, max_length, length)
-        if self.of_source is not None:
-            key, value = (states.expand(rows, -1, -1, -1) for states in self.of_source)
-            new.of_source = key, value
+        if self._kv is not None:
+            new.extend(*(states[:, :, :length].expand(rows, -1, -1, -1) for states in self._kv))
+        if self._side_attention is not None:
+            new._side_attention = self._side_attention.fork(rows, max_length, length)
+        if self.source_kv is not None:
+            key, value = (states.expand(rows, -1, -1, -1) for states in self.source_kv)
+            new.source_kv = key, value
         return new
 
 
-def _selected(states_BHTW: Tensor, rows_N: Tensor, filled: int) -> Tensor:
+def _take_rows(states_BHTW: Tensor, rows_N: Tensor, filled: int) -> Tensor:
     """Return rows of a cache, of which the first positions are filled; in place where it can be."""
     if len(rows_N) == len(states_BHTW):
         moved_M = (rows_N != torch.arange(len(rows_N), device=rows_N.device)).nonzero().squeeze(1)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from transfer_cli.model.block import Block
 from transfer_cli.model.dropout import Dropout
-from transfer_cli.model.edited_linear import EditedLinear, RowChange, edited
-from transfer_cli.model.products import Products
+from transfer_cli.model.edited_linear import EditedLinear, RowChange, as_edited
+from transfer_cli.model.products import ProductCounter
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
 
@@ -45,11 +45,11 @@ class LowRank(RowChange):
         """Add scale x B A."""
         weight.add_(self.matrix())
 
-    def add_products(self, counted: Products, unit: str, *, moves: bool) -> None:
+    def add_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> None:
         """Count A, then B."""
-        trains = counted.trains(self.down)
-        counted.add(unit, self.down.numel(), moves=moves, trains=trains)
-        counted.add(unit, self.up.numel(), moves=moves or trains, trains=counted.trains(self.up))
+        down, up = counter.trains(self.down), counter.trains(self.up)
+        counter.add(unit, self.down.numel(), needs_grad=needs_grad, trains=down)
+        counter.add(unit, self.up.numel(), needs_grad=needs_grad or down, trains=up)
 
     def update(self, hidden: Tensor) -> Tensor:
         """Return the update of the layer's output at `rows`."""
@@ -116,12 +116,12 @@ def add_lora(
         raise ValueError("it has LoRA already; give all targets to one LoRA")
 
     def with_updates(linear: nn.Linear, parts: Mapping[str, slice]) -> EditedLinear:
-        layer = edited(linear)
+        layer = as_edited(linear)
         for name, rows in parts.items():
             layer.lora[name] = make(layer.weight, rows).to(layer.weight)
         return layer
 
-    def whole(linear: nn.Linear) -> EditedLinear:
+    def with_update(linear: nn.Linear) -> EditedLinear:
         return with_updates(linear, {"all": slice(0, linear.out_features)})
 
     for attention in block.attentions:
@@ -130,8 +130,8 @@ def add_lora(
             if parts:
                 setattr(attention, name, with_updates(getattr(attention, name), parts))
         if "output" in targets:
-            attention.output = whole(attention.output)
+            attention.output = with_update(attention.output)
     feed_forward = block.feed_forward
     if "feed_forward" in targets:
-        feed_forward.inner = whole(feed_forward.inner)
-        feed_forward.output = whole(feed_forward.output)
+        feed_forward.inner = with_update(feed_forward.inner)
+        feed_forward.output = with_update(feed_forward.output)

@@ -18,8 +18,8 @@ class Memory:
     that pass, which get a gradient; the states do not (section 3.2).
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
         self.states: tuple[Tensor, ...] = ()
         """Of each of the L places, `[B, M, D]`; none at the beginning of a text."""
         self.document: Tensor | None = None
@@ -30,22 +30,22 @@ class Memory:
         """M."""
         return self.states[0].shape[1] if self.states else 0
 
-    def empty(self) -> None:
+    def clear(self) -> None:
         """Forget everything, for a text that begins."""
         self.states, self.document = (), None
 
-    def of_first(self, rows: int) -> None:
+    def keep_first(self, rows: int) -> None:
         """Forget all but the first texts, the others having ended; of none, everything."""
         if not rows:
-            self.empty()
+            self.clear()
         self.states = tuple(state_BMD[:rows] for state_BMD in self.states)
         self.document = None if self.document is None else self.document[:rows]
 
-    def documents_before(self, document_BT: Tensor) -> Tensor:
+    def key_documents(self, document_BT: Tensor) -> Tensor:
         """Return the documents of all positions, `[B, M + T]`, given those of a pass."""
         return document_BT if self.document is None else torch.cat([self.document, document_BT], 1)
 
-    def keep(
+    def append(
         self, states: Sequence[Tensor], document_BT: Tensor | None, packing: Packing | None = None
     ) -> None:
         """Take in the states of a pass, `[B, T, D]` for each place, and forget the oldest ones.
@@ -58,7 +58,7 @@ class Memory:
         new = [torch.nan_to_num(state_BTD.detach(), 0.0, 0.0, 0.0) for state_BTD in states]
         before = self.states or [state_BTD[:, :0] for state_BTD in new]
         self.states = tuple(
-            torch.cat(both, dim=1)[:, -self.most :] for both in zip(before, new, strict=True)
+            torch.cat(both, dim=1)[:, -self.max_length :] for both in zip(before, new, strict=True)
         )
         if document_BT is not None:
-            self.document = self.documents_before(document_BT)[:, -self.most :]
+            self.document = self.key_documents(document_BT)[:, -self.max_length :]

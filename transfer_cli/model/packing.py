@@ -26,7 +26,7 @@ class Packing:
     lengths: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, mask_BT: Tensor, rows: Tensor) -> "Packing":
+    def from_mask(cls, mask_BT: Tensor, rows: Tensor) -> "Packing":
         """Return the packing of a batch with this mask, True at `rows`."""
         lengths = None
         if mask_BT.device.type == "cpu":
@@ -47,7 +47,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowPacking:
     """Puts several sequences of a padded batch into each row, and back.
 
     Args:
@@ -71,14 +71,14 @@ class Rows:
 
     def pack(self, padded: Tensor) -> Tensor:
         """Return `[R, L, ...]` of `[B, T, ...]`, with 0 where there is no token."""
-        return _moved(padded, self.real_rows, self.places, *self.sequence.shape)
+        return _move_rows(padded, self.real_rows, self.places, *self.sequence.shape)
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return `[B, T, ...]` of `[R, L, ...]`, with 0 at padding."""
-        return _moved(packed, self.places, self.real_rows, self.batch, self.positions)
+        return _move_rows(packed, self.places, self.real_rows, self.batch, self.positions)
 
 
-def _moved(values: Tensor, start: Tensor, end: Tensor, rows: int, positions: int) -> Tensor:
+def _move_rows(values: Tensor, start: Tensor, end: Tensor, rows: int, positions: int) -> Tensor:
     moved = values.new_zeros(rows * positions, *values.shape[2:])
     moved[end] = values.flatten(0, 1).index_select(0, start)
     return moved.view(rows, positions, *values.shape[2:])

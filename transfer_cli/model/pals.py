@@ -9,7 +9,7 @@ from transfer_cli.model.added import Added
 from transfer_cli.model.attention import AttentionInputs
 from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.backbone import initialise_plain
-from transfer_cli.model.products import Products
+from transfer_cli.model.products import ProductCounter
 
 
 class SharedProjections(Added):
@@ -59,12 +59,12 @@ class ProjectedAttention(Added):
         """V_E and V_D."""
         return self._shared[0]
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
-        """See `Multiplies`."""
-        encoded = counted.through(self.shared.encode, unit, moves=moves)
-        projected = counted.through(self.packed, unit, moves=encoded)
-        counted.add_attention(self.shared.encode.out_features, moves=projected)
-        return counted.through(self.shared.decode, unit, moves=projected)
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
+        """See `CountsProducts`."""
+        encoded = counter.count(self.shared.encode, unit, needs_grad=needs_grad)
+        projected = counter.count(self.packed, unit, needs_grad=encoded)
+        counter.add_attention(self.shared.encode.out_features, needs_grad=projected)
+        return counter.count(self.shared.decode, unit, needs_grad=projected)
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
@@ -77,7 +77,7 @@ class ProjectedAttention(Added):
             for part in projected.chunk(3, dim=2)
         )
         if inputs.kv_cache is not None:
-            key, value = inputs.kv_cache.beside.extend(key, value)
+            key, value = inputs.kv_cache.side_attention.extend(key, value)
         if inputs.sparse is not None:
             mixed_BHTW = inputs.sparse.attend(query, key, value)
         else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.attention import AttentionInputs
 from transfer_cli.model.shape import BackboneShape
-from transfer_cli.model.sparse_attention import SparseView, parts_of
+from transfer_cli.model.sparse_attention import SparseView, sparse_parts
 
 
 class AttentionPattern(nn.Module, ABC):
@@ -98,7 +98,7 @@ class SparseAttention(AttentionPattern):
 
     def __init__(self, shape: BackboneShape) -> None:
         super().__init__(shape)
-        parts = parts_of(shape)
+        parts = sparse_parts(shape)
         self.parts = [*dict.fromkeys(parts)]
         self.kinds = [self.parts.index(of_place) for of_place in parts]
 
@@ -143,7 +143,7 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
     return attn_mask | itself
 
 
-def within_documents(
+def hide_other_documents(
     inputs: Sequence[AttentionInputs], document_BT: Tensor, key_document_BS: Tensor
 ) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees keys of its own document alone."""
@@ -152,10 +152,10 @@ def within_documents(
             "model.attention: strided and fixed see a row as one text; take "
             "data.documents=cross and loop.pack=false, or a model with attention=full or window"
         )
-    return _seeing(inputs, (document_BT[:, :, None] == key_document_BS[:, None, :])[:, None])
+    return _restrict_keys(inputs, (document_BT[:, :, None] == key_document_BS[:, None, :])[:, None])
 
 
-def without_padding(
+def hide_padding(
     inputs: Sequence[AttentionInputs], padding_B: Tensor, length: int
 ) -> Sequence[AttentionInputs]:
     """Return attention inputs with which no query sees the first keys of a text, its padding.
@@ -168,10 +168,10 @@ def without_padding(
             for kind in inputs
         ]
     place_S = torch.arange(length, device=padding_B.device)
-    return _seeing(inputs, (place_S >= padding_B[:, None])[:, None, None])
+    return _restrict_keys(inputs, (place_S >= padding_B[:, None])[:, None, None])
 
 
-def _seeing(inputs: Sequence[AttentionInputs], seen: Tensor) -> Sequence[AttentionInputs]:
+def _restrict_keys(inputs: Sequence[AttentionInputs], seen: Tensor) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees no other keys, `[B, 1, T, S]`."""
 
     def narrowed(kind: AttentionInputs) -> AttentionInputs:

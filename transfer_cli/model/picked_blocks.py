@@ -6,14 +6,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from transfer_cli.model.shape import FORMS, BackboneShape
-from transfer_cli.model.sparse_attention import parts_of
+from transfer_cli.model.sparse_attention import sparse_parts
 from transfer_cli.model.weights import LazyTensors, without_values
 
 _BLOCKS = "backbone.blocks."
 _EMBEDDING = "backbone.token_embedding."
 
 
-def spread(depth: int, blocks: int) -> tuple[int, ...]:
+def evenly_spaced(depth: int, blocks: int) -> tuple[int, ...]:
     """Return the numbers of `blocks` blocks out of `depth`, the middle of each of as many parts."""
     if not 1 <= blocks <= depth:
         raise ValueError(f"{blocks} blocks cannot be picked of {depth}; give 1 to {depth}")
@@ -49,7 +49,7 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
         )
     wanted = [shape.has_window[layer] for layer in layers]
     depth = len(layers)
-    if [parts_of(shape)[n] for n in layers] != list(parts_of(replace(shape, depth=depth))):
+    if [sparse_parts(shape)[n] for n in layers] != list(sparse_parts(replace(shape, depth=depth))):
         raise ValueError(
             f"{list(layers)} do not alternate as the blocks of model.sparse=alternate do; pick "
             "blocks with even and odd numbers in turns, the first one even"
@@ -60,10 +60,10 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
         picked = replace(shape, depth=depth, global_every=every, global_from=first)
         if picked.has_window == wanted:
             return picked
-    said = ", ".join("a window" if local else "none" for local in wanted)
+    windows = ", ".join("a window" if local else "none" for local in wanted)
     raise ValueError(
-        f"{list(layers)} have no rhythm of attention windows ({said}) that model.global_every and "
-        "model.global_from could say; pick others"
+        f"{list(layers)} have no rhythm of attention windows ({windows}) that model.global_every "
+        "and model.global_from could say; pick others"
     )
 
 
@@ -78,7 +78,7 @@ def tensors_of_blocks(tensors: Mapping[str, Tensor], layers: Sequence[int]) -> M
         number, _, rest = name.removeprefix(_BLOCKS).partition(".")
         if number in place:
             stored[f"{_BLOCKS}{place[number]}.{rest}"] = name
-    return _renamed(tensors, stored)
+    return _rename(tensors, stored)
 
 
 def tensors_of_both_stacks(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -93,10 +93,10 @@ def tensors_of_both_stacks(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor
             stored[name] = name
             continue
         stored |= {f"backbone.{stack}.{within}": name for stack in ("encoder", "decoder")}
-    return _renamed(tensors, stored)
+    return _rename(tensors, stored)
 
 
-def _renamed(tensors: Mapping[str, Tensor], stored: Mapping[str, str]) -> Mapping[str, Tensor]:
+def _rename(tensors: Mapping[str, Tensor], stored: Mapping[str, str]) -> Mapping[str, Tensor]:
     shapes = without_values(tensors)
     return LazyTensors(
         {new: shapes[name] for new, name in stored.items()}, lambda new: tensors[stored[new]]

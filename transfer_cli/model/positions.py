@@ -27,7 +27,7 @@ class Positions(nn.Module):
         """Return token embeddings with positions added, `[B, T, E]`; by default unchanged."""
         return token_BTE
 
-    def attend(
+    def add_to_attention(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
         """Return the attention inputs of each kind of block with positions; by default unchanged.
@@ -84,19 +84,19 @@ class RotaryPositions(Positions):
             frequency_F = rotary_frequencies(angles, shape.head_size)
             self.register_buffer(name, frequency_F, persistent=False)
 
-    def attend(
+    def add_to_attention(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
         """Return the attention inputs of each kind of block with a rotation."""
-        whole = _rotation(position_BT, self.frequency)
+        whole = _make_rotation(position_BT, self.frequency)
         if not self.has_windows:
             return [replace(kind, rotate=whole) for kind in inputs]
         without, within = inputs
-        local = _rotation(position_BT, self.local_frequency)
+        local = _make_rotation(position_BT, self.local_frequency)
         return [replace(without, rotate=whole), replace(within, rotate=local)]
 
 
-def _rotation(
+def _make_rotation(
     position_BT: Tensor, frequency_F: Tensor
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     # In float32: half precision would round large positions.
@@ -104,11 +104,11 @@ def _rotation(
     cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
     cos_B1TR, sin_B1TR = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
     return lambda query_BHTW, key_BHTW: (
-        _turned(query_BHTW, cos_B1TR, sin_B1TR), _turned(key_BHTW, cos_B1TR, sin_B1TR)
+        _rotate(query_BHTW, cos_B1TR, sin_B1TR), _rotate(key_BHTW, cos_B1TR, sin_B1TR)
     )  # fmt: skip
 
 
-def _turned(states_BHTW: Tensor, cos_B1TR: Tensor, sin_B1TR: Tensor) -> Tensor:
+def _rotate(states_BHTW: Tensor, cos_B1TR: Tensor, sin_B1TR: Tensor) -> Tensor:
     turning, rest = states_BHTW.tensor_split((cos_B1TR.shape[-1],), dim=-1)
     first, second = turning.chunk(2, dim=-1)
     # Both halves at once: on a GPU, each operation on a single token costs the host a launch.
@@ -136,7 +136,7 @@ class DistanceBias(Positions):
         self.bias = nn.Embedding(self.ranges, shape.heads)
         self.looks_ahead = shape.direction == "bidirectional"
 
-    def attend(
+    def add_to_attention(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
         """Return the attention inputs of each kind of block with the biases in their masks."""
@@ -153,12 +153,12 @@ class DistanceBias(Positions):
             cached = int(position_BT[0, 0]) if new == 1 else 0
         place_S = torch.arange(cached + new, device=position_BT.device)
         distance_TS = place_S - place_S[cached:, None]
-        bias_1HTS: Tensor = self.bias(self._range(distance_TS)).permute(2, 0, 1)[None]
+        bias_1HTS: Tensor = self.bias(self._bucket(distance_TS)).permute(2, 0, 1)[None]
         if inputs.causal:
             seen = distance_TS <= 0
         return bias_1HTS if seen is None else bias_1HTS.masked_fill(~seen, -math.inf)
 
-    def _range(self, distance_TS: Tensor) -> Tensor:
+    def _bucket(self, distance_TS: Tensor) -> Tensor:
         """Return the row of each distance."""
         rows = self.ranges // 2 if self.looks_ahead else self.ranges
         exact, far = rows // 2, distance_TS.abs()
@@ -197,13 +197,13 @@ class RelativePositions(Positions):
         )
         self.drop = Dropout(shape.dropout)
 
-    def attend(
+    def add_to_attention(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
         """Return the attention inputs of each kind of block with what distances add to scores."""
         keys = inputs[0].earlier + position_BT.shape[1]
         place_S = torch.arange(keys - 1, -1, -1, device=position_BT.device)
-        distance_SD: Tensor = self.drop(distances(place_S, self.width).to(self.content.dtype))
+        distance_SD = self.drop(distance_encodings(place_S, self.width).to(self.content.dtype))
         relative = RelativeScores(self.content, self.position, distance_SD)
         return [replace(kind, relative=relative) for kind in inputs]
 
@@ -220,7 +220,7 @@ def count_positions(mask_BT: Tensor, cached: int = 0) -> Tensor:
     return (mask_BT.long().cumsum(1) + (cached - 1)).clamp(min=0)
 
 
-def positions_within(position_BT: Tensor, document_BT: Tensor) -> Tensor:
+def positions_in_documents(position_BT: Tensor, document_BT: Tensor) -> Tensor:
     """Return positions that count from 0 in each document, `[B, T]`."""
     begins_BT = torch.ones_like(document_BT, dtype=torch.bool)
     begins_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
@@ -230,27 +230,27 @@ def positions_within(position_BT: Tensor, document_BT: Tensor) -> Tensor:
 
 def rotary_frequencies(rotary: Rotary, head_width: int) -> Tensor:
     """Return the angle a position of each pair of a head's numbers, `[F]`."""
-    rotated = rotary.rotated(head_width)
+    rotated = rotary.rotated_size(head_width)
     frequency_F = rotary.base ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
     if rotary.scaling is not None:
-        frequency_F = SCALINGS[rotary.scaling.kind](frequency_F, rotary.scaling)
+        frequency_F = ROTARY_SCALINGS[rotary.scaling.kind](frequency_F, rotary.scaling)
     return frequency_F.float()
 
 
-def _linear(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
+def _scale_linearly(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
     return frequency_F / scaling.factor
 
 
-def _llama3(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
+def _scale_as_llama3(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
     """Divide the lowest frequencies, leave the highest, blend between them (Llama 3.1)."""
     waves = scaling.original_positions * frequency_F / (2 * math.pi)
-    kept = (waves - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
-    kept = kept.clamp(0, 1)
-    return frequency_F * (kept + (1 - kept) / scaling.factor)
+    unscaled = (waves - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
+    unscaled = unscaled.clamp(0, 1)
+    return frequency_F * (unscaled + (1 - unscaled) / scaling.factor)
 
 
-SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
-    "linear": _linear, "llama3": _llama3,
+ROTARY_SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
+    "linear": _scale_linearly, "llama3": _scale_as_llama3,
 }  # fmt: skip
 
 
@@ -268,7 +268,7 @@ def sinusoids(positions: int, width: int) -> Tensor:
     return table.float()
 
 
-def distances(distance_S: Tensor, width: int) -> Tensor:
+def distance_encodings(distance_S: Tensor, width: int) -> Tensor:
     """Return the encodings of distances, `[S, width]`: all sines, then all cosines.
 
     The frequencies are those of `sinusoids`, whose columns take turns (Dai et al. 2019 keep them

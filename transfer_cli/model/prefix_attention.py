@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import INITIAL_STD
-from transfer_cli.model.products import PLACE, Products
+from transfer_cli.model.products import PLACE, ProductCounter
 
 
 class PrefixAttention(Added):
@@ -26,28 +26,28 @@ class PrefixAttention(Added):
     Args:
         length: P.
         heads: H.
-        shared_heads: G, a divisor of H.
+        kv_heads: G, a divisor of H.
         head_width: W.
     """
 
     kind = "learned keys and values"
     in_graphs = False
 
-    def __init__(self, length: int, *, heads: int, shared_heads: int, head_width: int) -> None:
+    def __init__(self, length: int, *, heads: int, kv_heads: int, head_width: int) -> None:
         super().__init__()
-        self.key = nn.Parameter(torch.empty(shared_heads, length, head_width))
-        self.value = nn.Parameter(torch.empty(shared_heads, length, head_width))
+        self.key = nn.Parameter(torch.empty(kv_heads, length, head_width))
+        self.value = nn.Parameter(torch.empty(kv_heads, length, head_width))
         self.gate = nn.Parameter(torch.zeros(heads))
-        for drawn in (self.key, self.value):
-            nn.init.normal_(drawn, std=INITIAL_STD)
+        for parameter in (self.key, self.value):
+            nn.init.normal_(parameter, std=INITIAL_STD)
 
-    def products(self, counted: Products, unit: str, *, moves: bool) -> bool:
+    def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
         """Count scores, then sums of values; of both, what is learnt and what it multiplies."""
         _, length, head_width = self.key.shape
-        size, trains = self.gate.numel() * length * head_width, counted.trains(self)
-        counted.add(PLACE, size, moves=moves, trains=moves or trains)
-        counted.add(PLACE, size, moves=moves or trains, trains=moves or trains)
-        return moves or trains
+        size, trains = self.gate.numel() * length * head_width, counter.trains(self)
+        counter.add(PLACE, size, needs_grad=needs_grad, trains=needs_grad or trains)
+        counter.add(PLACE, size, needs_grad=needs_grad or trains, trains=needs_grad or trains)
+        return needs_grad or trains
 
     def forward(self, query_BHTW: Tensor) -> Tensor:
         """Return what is added to the mixed values, `[B, H, T, W]`."""

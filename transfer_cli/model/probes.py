@@ -18,7 +18,7 @@ from transfer_cli.model.backbone import Backbone
 
 
 @contextmanager
-def probed(backbone: Backbone, **sites: Any) -> Iterator[None]:
+def set_probe(backbone: Backbone, **sites: Any) -> Iterator[None]:
     """Have passes carry a probe while the context is active; compiled ones run eagerly meanwhile.
 
     Args:
@@ -33,7 +33,7 @@ def probed(backbone: Backbone, **sites: Any) -> Iterator[None]:
         backbone.probe = before
 
 
-def gated(
+def set_gates(
     backbone: Backbone,
     heads: Tensor,
     *,
@@ -67,40 +67,40 @@ def gated(
         )
         for place, factors in enumerate(heads.to(device).unbind())
     ]
-    return probed(backbone, gates=gates)
+    return set_probe(backbone, gates=gates)
 
 
-def all_heads(backbone: Backbone) -> Tensor:
+def head_ones(backbone: Backbone) -> Tensor:
     """Return the factors that leave no head out, `[L, H]`: ones."""
     return torch.ones(backbone.shape.depth, backbone.shape.heads)
 
 
-def replaced_embeddings(backbone: Backbone, given_BTE: Tensor) -> AbstractContextManager[None]:
+def replace_embeddings(backbone: Backbone, embeddings_BTE: Tensor) -> AbstractContextManager[None]:
     """Have passes take these for the embeddings of their tokens while the context is active.
 
     Everything that follows is done as ever: scale, positions, segments, norm, projection. So is
     all else that reads the table, such as a tied output. The batches must not be packed.
 
     Args:
-        given_BTE: Like `Backbone.embeddings_of`; gradients reach it.
+        embeddings_BTE: Like `Backbone.embed_tokens`; gradients reach it.
 
     Raises:
         ValueError: A pass has tokens of another shape.
     """
 
-    def given(token_BTE: Tensor) -> Tensor:
-        if token_BTE.shape != given_BTE.shape:
+    def replacement(token_BTE: Tensor) -> Tensor:
+        if token_BTE.shape != embeddings_BTE.shape:
             raise ValueError(
                 f"the tokens have embeddings of shape {list(token_BTE.shape)}, and those given in "
-                f"their place are {list(given_BTE.shape)}"
+                f"their place are {list(embeddings_BTE.shape)}"
             )
-        return given_BTE
+        return embeddings_BTE
 
-    return probed(backbone, embeddings=given)
+    return set_probe(backbone, embeddings=replacement)
 
 
 @contextmanager
-def units_by_place(backbone: Backbone, look: Callable[[int, Tensor], None]) -> Iterator[None]:
+def watch_units(backbone: Backbone, look: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Hand over the feed-forward units of every place of each pass, and keep none.
 
     Units are what the down projection reads: after their activation, gated ones multiplied by their
@@ -126,7 +126,7 @@ def units_by_place(backbone: Backbone, look: Callable[[int, Tensor], None]) -> I
 
 
 @contextmanager
-def erased(backbone: Backbone, unit: int, place: int | None = None) -> Iterator[None]:
+def zero_unit(backbone: Backbone, unit: int, place: int | None = None) -> Iterator[None]:
     """Put 0 in place of one number of each token's state while the context is active.
 
     Source: Li et al. 2016, section 3.
@@ -140,7 +140,7 @@ def erased(backbone: Backbone, unit: int, place: int | None = None) -> Iterator[
         return state_BTD.index_fill(-1, torch.tensor([unit], device=state_BTD.device), 0)
 
     if place is None:
-        with probed(backbone, embeddings=without):
+        with set_probe(backbone, embeddings=without):
             yield
         return
     depth, places = backbone.shape.depth, cycle(range(backbone.shape.depth))

@@ -1,7 +1,7 @@
 """Attention that has lost some of its heads for good (Michel et al. 2019, Voita et al. 2019).
 
-The answers are those of a model in which these heads give nothing (`model.probes.gated`); their
-weights are gone, so that the others are computed alone.
+The answers are those of a model in which these heads give nothing (`model.probes.set_gates`);
+their weights are gone, so that the others are computed alone.
 """
 
 from collections.abc import Mapping, Set
@@ -23,7 +23,7 @@ def prune_heads(backbone: Backbone, heads: Mapping[int, Set[int]]) -> None:
     shape = backbone.shape
     wrong = {
         f"share={shape.share}": shape.distinct_blocks < shape.depth,
-        f"key_value_heads={shape.shared_heads}": shape.shared_heads < shape.heads,
+        f"key_value_heads={shape.kv_heads}": shape.kv_heads < shape.heads,
         f"attention={shape.attention}": shape.is_sparse,
         f"position_kind={shape.position_kind}": shape.position_kind
         in ("relative", "relative_bias"),

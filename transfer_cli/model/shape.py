@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from transfer_cli.errors import above_zero, at_least, one_of
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Settled = Literal["causal", "bidirectional", "encoder_decoder"]
+SettledDirection = Literal["causal", "bidirectional", "encoder_decoder"]
 Direction = Literal["auto", "causal", "bidirectional", "encoder_decoder"]
 PoolerActivation = Literal["none", "tanh", "gelu", "relu", "gelu_norm"]
 Biases = Literal["all", "none", "qkv", "feed_forward"]
@@ -123,7 +123,7 @@ class Rotary:
             return self
         return replace(self, base=self.local_base, scaling=None)
 
-    def rotated(self, head_width: int) -> int:
+    def rotated_size(self, head_width: int) -> int:
         """Return how many numbers of a head are turned, which have to be pairs."""
         rotated = int(self.share * head_width)
         if rotated < 2 or rotated % 2:
@@ -243,7 +243,7 @@ class BackboneShape:
         check_sizes(vars(self))
         if self.head_width is None:
             _check_divides("heads", self.heads, "width", self.width)
-        _check_divides("key_value_heads", self.shared_heads, "heads", self.heads)
+        _check_divides("key_value_heads", self.kv_heads, "heads", self.heads)
         _check_size("head_width", self.head_size, 1, MAX_SIZE)
         for name in ("segments", "global_every", "global_from", "recurrence"):
             _check_size(name, getattr(self, name), 0, MAX_SIZE)
@@ -268,7 +268,7 @@ class BackboneShape:
 
     def _check_positions(self) -> None:
         if self.position_kind == "rotary":
-            self.rotary.rotated(self.head_size)
+            self.rotary.rotated_size(self.head_size)
         if self.projects_distances and self.direction == "bidirectional":
             raise ValueError(
                 f"position_kind={self.position_kind}: these distances look back alone, for a model "
@@ -341,12 +341,12 @@ class BackboneShape:
                 "is 1; take sparse=split"
             )
 
-    def least_bytes(self, vocabulary: int) -> int:
+    def matrix_bytes(self, vocabulary: int) -> int:
         """Return the bytes of the largest matrices in float32."""
         has_table = self.position_kind not in ("rotary", "bias", "relative")
         positions = self.positions if has_table else 0
         embeddings = self.embedding_size * (vocabulary + positions)
-        heads = 2 * (self.heads + self.shared_heads) * self.head_size
+        heads = 2 * (self.heads + self.kv_heads) * self.head_size
         blocks = self.distinct_blocks + (self.stacks[0].depth if self.has_encoder else 0)
         blocks *= self.width * (heads + 2 * self.feedforward)
         return 4 * (embeddings + blocks)
@@ -381,7 +381,7 @@ class BackboneShape:
         return self.share
 
     @property
-    def visits(self) -> list[int]:
+    def block_order(self) -> list[int]:
         """The number of the distinct block at each of the L places, bottom first."""
         return [place * self.distinct_blocks // self.depth for place in range(self.depth)]
 
@@ -391,7 +391,7 @@ class BackboneShape:
         return self.width // self.heads if self.head_width is None else self.head_width
 
     @property
-    def shared_heads(self) -> int:
+    def kv_heads(self) -> int:
         """The number of heads of keys and values."""
         return self.heads if self.key_value_heads is None else self.key_value_heads
 

@@ -51,14 +51,14 @@ class SparsePart(ABC):
         """Return the values, weighted, `[B, H, T, W]`; all that it gets has this shape."""
 
     @abstractmethod
-    def pairs(self, length: int) -> int:
+    def pairs_seen(self, length: int) -> int:
         """Return how many pairs are seen in a text, of one head."""
 
     @abstractmethod
-    def computed(self, length: int) -> int:
+    def pairs_computed(self, length: int) -> int:
         """Return how many pairs `attend` computes, of one head."""
 
-    def blocks(self, length: int) -> int:
+    def num_blocks(self, length: int) -> int:
         """Return N, the last block perhaps being shorter."""
         return -(-length // self.block)
 
@@ -68,8 +68,8 @@ class SparsePart(ABC):
         cut: Tensor = F.pad(states_BHTW, (0, 0, 0, missing)).unflatten(2, (-1, self.block))
         return cut
 
-    def joined(self, states_BHNlW: Tensor, length: int) -> Tensor:
-        """Return what was `cut`, `[B, H, T, W]`."""
+    def join(self, states_BHNlW: Tensor, length: int) -> Tensor:
+        """Return blocks put together again, `[B, H, T, W]`."""
         return states_BHNlW.flatten(2, 3)[:, :, :length]
 
 
@@ -96,7 +96,7 @@ class Window(SparsePart):
         # A batch of heads, each of which has N sequences beside each other, as others have heads.
         cut = (states.flatten(0, 1) for states in (self.cut(query), *near))
         mixed = attend(*cut, attn_mask=self._mask(length, query.device), dropout=dropout)
-        return self.joined(mixed.unflatten(0, (batch, -1)), length)
+        return self.join(mixed.unflatten(0, (batch, -1)), length)
 
     def _with_previous(self, blocks_BHNlW: Tensor) -> Tensor:
         previous = F.pad(blocks_BHNlW[:, :, :-1], (0, 0, 0, 0, 1, 0))
@@ -104,18 +104,18 @@ class Window(SparsePart):
 
     def _mask(self, length: int, device: torch.device) -> Tensor:
         """Return `[N, l, 2 l]`; the first block has none before it."""
-        blocks = self.blocks(length)
+        blocks = self.num_blocks(length)
         place = torch.arange(self.block, device=device)[:, None]
         other = torch.arange(-self.block, self.block, device=device)
         first = torch.arange(blocks, device=device)[:, None, None] == 0
         return self.sees(place, other) & ~(first & (other < 0))
 
-    def pairs(self, length: int) -> int:
+    def pairs_seen(self, length: int) -> int:
         beyond = max(0, length - self.block)
         return (length * (length + 1) - beyond * (beyond + 1)) // 2
 
-    def computed(self, length: int) -> int:
-        return length**2 if length <= self.block else 2 * self.blocks(length) * self.block**2
+    def pairs_computed(self, length: int) -> int:
+        return length**2 if length <= self.block else 2 * self.num_blocks(length) * self.block**2
 
 
 class Stride(SparsePart):
@@ -131,14 +131,14 @@ class Stride(SparsePart):
         """Return what l sequences of N make of themselves."""
         apart = (self.cut(states).transpose(2, 3).flatten(0, 1) for states in (query, key, value))
         mixed = attend(*apart, causal=True, dropout=dropout).unflatten(0, (len(query), -1))
-        return self.joined(mixed.transpose(2, 3), query.shape[2])
+        return self.join(mixed.transpose(2, 3), query.shape[2])
 
-    def pairs(self, length: int) -> int:
+    def pairs_seen(self, length: int) -> int:
         whole, rest = divmod(length, self.block)
         return (self.block * whole * (whole + 1)) // 2 + rest * (whole + 1)
 
-    def computed(self, length: int) -> int:
-        return self.block * self.blocks(length) ** 2
+    def pairs_computed(self, length: int) -> int:
+        return self.block * self.num_blocks(length) ** 2
 
 
 class OwnBlock(SparsePart):
@@ -157,14 +157,14 @@ class OwnBlock(SparsePart):
             return attend(query, key, value, causal=True, dropout=dropout)
         apart = (self.cut(states).flatten(0, 1) for states in (query, key, value))
         mixed = attend(*apart, causal=True, dropout=dropout)
-        return self.joined(mixed.unflatten(0, (batch, -1)), length)
+        return self.join(mixed.unflatten(0, (batch, -1)), length)
 
-    def pairs(self, length: int) -> int:
+    def pairs_seen(self, length: int) -> int:
         whole, rest = divmod(length, self.block)
         return (whole * self.block * (self.block + 1) + rest * (rest + 1)) // 2
 
-    def computed(self, length: int) -> int:
-        return length**2 if length <= self.block else self.blocks(length) * self.block**2
+    def pairs_computed(self, length: int) -> int:
+        return length**2 if length <= self.block else self.num_blocks(length) * self.block**2
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Summary(SparsePart):
         first, rest = value[:, :, : self.block], query[:, :, self.block :]
         mixed = [first * F.dropout(torch.ones_like(first[..., :1]), dropout)]
         if length > self.block:
-            before = (self.blocks(length) - 1) * self.block
+            before = (self.num_blocks(length) - 1) * self.block
             gathered = (
                 self.cut(states[:, :, :before])[..., -self.count :, :].flatten(2, 3)
                 for states in (key, value)
@@ -217,15 +217,15 @@ class Summary(SparsePart):
             mixed.append(attend(rest, *gathered, attn_mask=mask, dropout=dropout))
         return torch.cat(mixed, dim=2)
 
-    def pairs(self, length: int) -> int:
+    def pairs_seen(self, length: int) -> int:
         whole, rest = divmod(length, self.block)
         blocks_before = self.block * whole * (whole - 1) // 2 + rest * whole
         return min(length, self.block) + blocks_before * self.count
 
-    def computed(self, length: int) -> int:
+    def pairs_computed(self, length: int) -> int:
         """Return how many; one's own key is the only one, so that there is nothing to compute."""
         after_first = max(0, length - self.block)
-        return after_first * (self.blocks(length) - 1) * self.count
+        return after_first * (self.num_blocks(length) - 1) * self.count
 
 
 @dataclass(frozen=True)
@@ -260,18 +260,18 @@ class SparseView:
         states = [query, key, value]
         if self.starts is not None:
             # What is before a text comes after it, where no position of it looks.
-            states = [_shifted(tensor, self.starts) for tensor in states]
+            states = [_roll_texts(tensor, self.starts) for tensor in states]
         flex_width = 16  # the narrowest head that `flex_attention` takes
         takes_flex = query.is_cuda and query.shape[-1] >= flex_width
         of_parts = (tensor.chunk(len(self.parts), dim=1) for tensor in states)
         mixed = [
-            by_flex(part, own_query, own_key, own_value)
+            attend_with_flex(part, own_query, own_key, own_value)
             if part.needs_mask and takes_flex and not dropout
             else part.attend(own_query, own_key, own_value, dropout)
             for part, own_query, own_key, own_value in zip(self.parts, *of_parts, strict=True)
         ]
         mixed_BHTW = torch.cat(mixed, dim=1) if len(mixed) > 1 else mixed[0]
-        return mixed_BHTW if self.starts is None else _shifted(mixed_BHTW, -self.starts)
+        return mixed_BHTW if self.starts is None else _roll_texts(mixed_BHTW, -self.starts)
 
     def mask(self, heads: int, new: int, seen: int, device: torch.device) -> Tensor:
         """Return which keys the last `new` positions of `seen` see, `[B or 1, H, T, S]`."""
@@ -286,14 +286,14 @@ class SparseView:
         return is_seen.repeat_interleave(heads // len(self.parts), dim=1)
 
 
-def _shifted(states_BHTW: Tensor, by_B: Tensor) -> Tensor:
+def _roll_texts(states_BHTW: Tensor, by_B: Tensor) -> Tensor:
     """Return each text's states with the ones from a position on first, then those before it."""
     length = states_BHTW.shape[2]
     place_BT = (torch.arange(length, device=by_B.device) + by_B[:, None]) % length
     return states_BHTW.gather(2, place_BT[:, None, :, None].expand_as(states_BHTW))
 
 
-def by_flex(
+def attend_with_flex(
     part: SparsePart,
     query: Tensor,
     key: Tensor,
@@ -309,12 +309,12 @@ def by_flex(
         kernel: None: `flex_attention`, compiled.
     """
     mask = _block_mask(part, query.shape[2], query.device)
-    mixed: Tensor = (kernel or _compiled())(query, key, value, block_mask=mask)
+    mixed: Tensor = (kernel or _compiled_flex())(query, key, value, block_mask=mask)
     return mixed
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def _compiled_flex() -> Callable[..., Any]:
     # Imported here: it takes two seconds, and nothing but a GPU asks for it.
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -341,7 +341,7 @@ def _block_mask(part: SparsePart, length: int, device: torch.device) -> Any:
     )  # fmt: skip
 
 
-KINDS: dict[str, Callable[[BackboneShape], tuple[SparsePart, SparsePart]]] = {
+SPARSE_PARTS: dict[str, Callable[[BackboneShape], tuple[SparsePart, SparsePart]]] = {
     "strided": lambda shape: (Window(shape.window), Stride(shape.window)),
     "fixed": lambda shape: (
         OwnBlock(shape.window), Summary(shape.window, shape.summary_size)
@@ -350,11 +350,11 @@ KINDS: dict[str, Callable[[BackboneShape], tuple[SparsePart, SparsePart]]] = {
 """The parts of each pattern: what is near, and what is far."""
 
 
-def parts_of(shape: BackboneShape) -> Sequence[tuple[SparsePart, ...]]:
+def sparse_parts(shape: BackboneShape) -> Sequence[tuple[SparsePart, ...]]:
     """Return the parts of the block at each place, bottom first; none where it sees everything."""
     if not shape.is_sparse:
         return [()] * shape.depth
-    parts = KINDS[shape.attention](shape)
+    parts = SPARSE_PARTS[shape.attention](shape)
     if shape.sparse == "split":
         return [parts] * shape.depth
     return [(parts[place % len(parts)],) for place in range(shape.depth)]

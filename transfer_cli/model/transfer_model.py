@@ -100,7 +100,7 @@ def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
     below = {"encoder": 0, "decoder": depth - shape.depth} if shape.has_encoder else {}
     members: dict[_Place, list[str]] = {}
     for name, _ in model.named_parameters():
-        place = _place(name, depth, below)
+        place = _group_place(name, depth, below)
         if name in added and place[0] <= depth:
             place = (depth + 1, place[0], f"added.{place[2].replace('block.', '')}")
         members.setdefault(place, []).append(name)
@@ -110,7 +110,7 @@ def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
     ]
 
 
-def _place(name: str, depth: int, below: Mapping[str, int]) -> _Place:
+def _group_place(name: str, depth: int, below: Mapping[str, int]) -> _Place:
     """Return the place of a parameter; `below` says how many blocks are below those of a stack."""
     part, *rest = name.split(".")
     top = depth + 1

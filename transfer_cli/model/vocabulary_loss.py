@@ -39,14 +39,14 @@ def summed_cross_entropy(
     of some rows, `[R, V]`, and with their numbers; it must not keep them.
     """
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or table_VD.requires_grad):
-        work = _compiled() if compiled else _in_place
+        work = _compile() if compiled else _loss_in_place
 
         def of_targets(logits_RC: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
             if on_logits is not None:
                 on_logits(logits_RC[:, : len(table_VD)], rows)
             return work(logits_RC, target_N[rows, None])
 
-        return _summed(hidden_ND, table_VD, bias_V, of_targets, _columns)
+        return _summed_in_chunks(hidden_ND, table_VD, bias_V, of_targets, _padded_columns)
     total = torch.zeros((), device=hidden_ND.device)
     for rows in _chunks(len(hidden_ND), len(table_VD), hidden_ND.device.type):
         logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V).float()
@@ -77,14 +77,14 @@ def summed_divergence(
     """
 
     def of_teacher(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        own_RV = (_wide(logits_RV) / temperature).log_softmax(-1)
-        log_p_RV = (_wide(teacher_logits(rows)) / temperature).log_softmax(-1)
+        own_RV = (_at_least_float32(logits_RV) / temperature).log_softmax(-1)
+        log_p_RV = (_at_least_float32(teacher_logits(rows)) / temperature).log_softmax(-1)
         p_RV = log_p_RV.exp()
         divergence_R = log_p_RV.sub_(own_RV).mul_(p_RV).sum(1)
         gradient_RV = own_RV.exp_().sub_(p_RV).mul_(temperature)
         return temperature**2 * divergence_R.sum(dtype=torch.float64), gradient_RV
 
-    return _summed(hidden_ND, table_VD, bias_V, of_teacher)
+    return _summed_in_chunks(hidden_ND, table_VD, bias_V, of_teacher)
 
 
 def summed_copy_loss(
@@ -108,12 +108,12 @@ def summed_copy_loss(
         target_N: The right token of each row.
         is_read_N: Whether that is the token that the model reads there.
     """
-    gate_N = _wide(gate_N)
+    gate_N = _at_least_float32(gate_N)
     by_gate_N = torch.empty_like(gate_N)
 
     def of_targets(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         gate_R, is_read_R = gate_N.detach()[rows], is_read_N[rows]
-        log_s_RV = _wide(logits_RV).log_softmax(-1)
+        log_s_RV = _at_least_float32(logits_RV).log_softmax(-1)
         log_s_R = log_s_RV.gather(1, target_N[rows, None]).squeeze(1)
         log_copied_R, log_written_R = F.logsigmoid(gate_R), F.logsigmoid(-gate_R) + log_s_R
         log_p_R = torch.where(
@@ -128,12 +128,12 @@ def summed_copy_loss(
         gradient_RV.scatter_add_(1, target_N[rows, None], -share_R1)
         return -log_p_R.sum(dtype=torch.float64), gradient_RV
 
-    total = _summed(hidden_ND, table_VD, bias_V, of_targets)
+    total = _summed_in_chunks(hidden_ND, table_VD, bias_V, of_targets)
     # Nothing, but for its gradient.
     return total + ((gate_N - gate_N.detach()) * by_gate_N).sum()
 
 
-def _summed(
+def _summed_in_chunks(
     hidden_ND: Tensor,
     table_VD: Tensor,
     bias_V: Tensor | None,
@@ -147,11 +147,11 @@ def _summed(
     return total
 
 
-def _wide(values: Tensor) -> Tensor:
+def _at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _columns(vocabulary: int, kind: torch.dtype) -> int:
+def _padded_columns(vocabulary: int, kind: torch.dtype) -> int:
     """Return how many columns logits have that may have more than a vocabulary, all -inf.
 
     Half precision is multiplied fast only in rows of aligned sizes.
@@ -159,7 +159,7 @@ def _columns(vocabulary: int, kind: torch.dtype) -> int:
     return math.ceil(vocabulary / 64) * 64 if kind.itemsize == 2 else vocabulary
 
 
-def _factors(
+def _cast_factors(
     hidden_ND: Tensor,
     table_VD: Tensor,
     bias_V: Tensor | None,
@@ -171,11 +171,11 @@ def _factors(
     size = columns(len(table_VD), kind)
     if bias_V is None and size > len(table_VD):
         bias_V = table_VD.new_zeros(len(table_VD))
-    bias_C = None if bias_V is None else _padded(bias_V, kind, size, -torch.inf)
-    return hidden_ND.to(kind), _padded(table_VD, kind, size, 0), bias_C
+    bias_C = None if bias_V is None else _pad_rows(bias_V, kind, size, -torch.inf)
+    return hidden_ND.to(kind), _pad_rows(table_VD, kind, size, 0), bias_C
 
 
-def _padded(values: Tensor, kind: torch.dtype, size: int, fill: float) -> Tensor:
+def _pad_rows(values: Tensor, kind: torch.dtype, size: int, fill: float) -> Tensor:
     if len(values) == size:
         return values.to(kind)
     padded = values.new_full((size, *values.shape[1:]), fill, dtype=kind)
@@ -192,9 +192,9 @@ def _chunks(rows: int, vocabulary: int, device: str) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
-def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
     """Return the summed loss and its gradient by the logits, which may reuse their memory."""
-    gradient_RV = _wide(logits_RV)
+    gradient_RV = _at_least_float32(logits_RV)
     gradient_RV.sub_(gradient_RV.amax(1, keepdim=True))
     picked_R1 = gradient_RV.gather(1, target_R1)
     sum_R1 = gradient_RV.exp_().sum(1, keepdim=True)
@@ -204,12 +204,12 @@ def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
     return loss, gradient_RV
 
 
-def _at_once(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same as `_in_place`, in two passes that torch's compiler fuses.
+def _loss_fused(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same as `_loss_in_place`, in two passes that torch's compiler fuses.
 
     The target's logit is picked by itself: picked in a sum, it would take a pass of its own.
     """
-    wide_RV = _wide(logits_RV)
+    wide_RV = _at_least_float32(logits_RV)
     max_R1 = wide_RV.amax(1, keepdim=True)
     shifted_RV = wide_RV - max_R1
     log_sum_R1 = shifted_RV.exp().sum(1, keepdim=True).log()
@@ -221,9 +221,9 @@ def _at_once(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _compile() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(
-        _at_once, fullgraph=True, dynamic=True
+        _loss_fused, fullgraph=True, dynamic=True
     )
 
     def of_known_columns(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,7 +246,7 @@ class _GradientInForward(torch.autograd.Function):
     ) -> Tensor:
         need_hidden, need_table, need_bias, *_ = ctx.needs_input_grad
         total = hidden_ND.new_zeros((), dtype=torch.float64)
-        states_ND, matrix_CD, bias_C = _factors(hidden_ND, table_VD, bias_V, columns)
+        states_ND, matrix_CD, bias_C = _cast_factors(hidden_ND, table_VD, bias_V, columns)
         by_hidden = torch.empty_like(states_ND) if need_hidden else None
         by_table = torch.zeros_like(table_VD) if need_table else None
         by_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
@@ -270,11 +270,11 @@ class _GradientInForward(torch.autograd.Function):
         (scale,) = upstream
         # In place, since a table's gradient is as large as the table. In a second backward pass
         # torch raises an error: the saved tensors have changed.
-        gradients = (g if g is None else _scaled(g, scale) for g in ctx.saved_tensors)
+        gradients = (g if g is None else _scale_gradient(g, scale) for g in ctx.saved_tensors)
         return *gradients, None, None
 
 
-def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+def _scale_gradient(gradient: Tensor, scale: Tensor) -> Tensor:
     """Return the product, in place, or in one pass where the gradient is to be widened."""
     is_wide = gradient.dtype == scale.dtype
     # A vector widens what it multiplies; a scalar does not.

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.earlier_runs import with_new_names
-from transfer_cli.errors import CheckpointError, ConfigError, listed
+from transfer_cli.errors import CheckpointError, ConfigError, list_names
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.runs.atomic import write_text
-from transfer_cli.safe_files import UnreadableError, check_no_pointer, read_json
+from transfer_cli.safe_files import UnreadableError, check_no_lfs_pointer, read_json
 
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
@@ -33,10 +33,10 @@ _DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_OURS = {name: _DTYPES[name] for name in ("F64", "F32", "F16", "BF16", "I64")}
+_OUR_DTYPES = {name: _DTYPES[name] for name in ("F64", "F32", "F16", "BF16", "I64")}
 """Data types in our own models; published models may hold others."""
 
-_NODES = ("objective", "edits", "task")
+_NODE_FIELDS = ("objective", "edits", "task")
 """Fields of a description that hold config nodes."""
 
 
@@ -79,7 +79,7 @@ class ModelDescription:
         edits: Config nodes of the structural edits, by name, in order.
         base: The model that holds the weights not stored here; None: all are stored here.
         task: Config node of the task of the data; None: older and published models, whose `labels`
-            decide (`tasks.base.task_of`).
+            decide (`tasks.base.build_task`).
         pairs: Whether the running text that it was trained on was in pairs, laid out as labelled
             texts are, and not in lines.
         lines: What becomes of line breaks in running text, see `data.split.LineRule`; None: it
@@ -121,10 +121,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write the tensors of a model to a file."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, path)
-    readable_like(path, path.parent)
+    copy_permissions(path, path.parent)
 
 
-def readable_like(path: Path, folder: Path) -> None:
+def copy_permissions(path: Path, folder: Path) -> None:
     """Give a file the permissions of its folder: safetensors allows only the owner to read it."""
     path.chmod((folder.stat().st_mode & 0o666) | 0o600)
 
@@ -132,7 +132,7 @@ def readable_like(path: Path, folder: Path) -> None:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors in `folder`."""
     read_shapes(folder)  # which refuses what cannot be
-    with _reading(folder / WEIGHTS):
+    with _reporting_damage(folder / WEIGHTS):
         return load_file(folder / WEIGHTS)
 
 
@@ -140,7 +140,7 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
     """Return the tensors in `folder` without their values, on the meta device; reads no weights."""
     path = folder / WEIGHTS
     if path.is_file():
-        return shapes_of(path, _OURS)
+        return file_shapes(path, _OUR_DTYPES)
     suffixes = {".bin", ".pt", ".pth", ".pkl"}
     for pickle in sorted(path for path in folder.glob("*") if path.suffix in suffixes):
         raise CheckpointError(
@@ -175,11 +175,11 @@ def open_tensors(path: Path) -> LazyTensors:
 
     def read(name: str) -> Tensor:
         # Opened anew each time, since an open file holds what was read of it in memory.
-        with _reading(path), safe_open(path, framework="pt") as file:
+        with _reporting_damage(path), safe_open(path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
             return tensor
 
-    return LazyTensors(shapes_of(path), read)
+    return LazyTensors(file_shapes(path), read)
 
 
 def without_values(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -203,7 +203,7 @@ def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
     """Return a fingerprint of a model's backbone: its tensors' names, shapes and exact values."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(name for name in tensors if name.startswith("backbone.")):
-        _feed(digest, name, tensors[name])
+        _update_digest(digest, name, tensors[name])
     return digest.hexdigest()
 
 
@@ -212,26 +212,26 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
 
     def one(name: str) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
-        _feed(digest, name, tensors[name])
+        _update_digest(digest, name, tensors[name])
         return digest.digest()
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         return hashlib.blake2b(b"".join(pool.map(one, sorted(tensors))), digest_size=16).hexdigest()
 
 
-def _feed(digest: hashlib.blake2b, name: str, tensor: Tensor) -> None:
+def _update_digest(digest: hashlib.blake2b, name: str, tensor: Tensor) -> None:
     tensor = tensor.detach().cpu().contiguous()
     digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
     digest.update(tensor.flatten().view(torch.uint8).numpy().data)
 
 
-def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[str, Tensor]:
+def file_shapes(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file without their values, on the meta device."""
     shapes = {}
-    with _reading(path):
+    with _reporting_damage(path):
         with path.open("rb") as raw:
             start = raw.read(64)
-        check_no_pointer(start)
+        check_no_lfs_pointer(start)
         header = int.from_bytes(start[:8], "little")
         if header > MAX_HEADER_BYTES:
             raise ValueError(f"its list of tensors has {header:,} bytes")
@@ -246,7 +246,7 @@ def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[s
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reporting_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except UnreadableError as error:
@@ -268,17 +268,14 @@ def load_strictly(
     wrong += sorted(n for n in wanted.keys() & tensors.keys() if not _fits(wanted[n], tensors[n]))
     if wrong:
         raise CheckpointError(
-            f"{source} does not fit this model: {listed(wrong)} missing, left over "
+            f"{source} does not fit this model: {list_names(wrong)} missing, left over "
             "or of another shape"
         )
     model.load_state_dict(dict(tensors), strict=not leave_out)
 
 
 def load_pretrained(
-    model: TransferModel,
-    tensors: Mapping[str, Tensor],
-    source: Path,
-    fresh: Set[str] = frozenset(),
+    model: TransferModel, tensors: Mapping[str, Tensor], source: Path, fresh: Set[str] = frozenset()
 ) -> LoadReport:
     """Load the backbone and every head that fits; the other heads keep their initial values.
 
@@ -288,22 +285,22 @@ def load_pretrained(
     wanted, shapes = model.state_dict(), without_values(tensors)
     fits = {n for n in wanted.keys() & tensors.keys() if _fits(wanted[n], shapes[n])}
     needed = wanted.keys() - fresh
-    lost = sorted(n for n in needed if n.startswith("backbone.") and n not in fits)
-    if lost:
+    missing = sorted(n for n in needed if n.startswith("backbone.") and n not in fits)
+    if missing:
         raise CheckpointError(
-            f"{source} does not fill this model's backbone: {listed(lost)} missing or of another "
-            "shape; leave model= out to take the pretrained model's own"
+            f"{source} does not fill this model's backbone: {list_names(missing)} missing or of "
+            "another shape; leave model= out to take the pretrained model's own"
         )
     over = sorted(n for n in tensors if n.startswith(("backbone.", "readout.")) and n not in wanted)
     if over:
         raise CheckpointError(
-            f"{source} holds {listed(over)}, which the description of its model does not have; "
+            f"{source} holds {list_names(over)}, which the description of its model does not have; "
             "start from the run itself, whose model/ is whole"
         )
     # A head is loaded completely or not at all: a part of an old classifier is useless.
     named = wanted.keys() | tensors.keys()
-    broken = {_head(n) for n in named if n.startswith("heads.") and n not in fits}
-    loaded = {n for n in fits if _head(n) not in broken}
+    broken = {_head_name(n) for n in named if n.startswith("heads.") and n not in fits}
+    loaded = {n for n in fits if _head_name(n) not in broken}
     with torch.no_grad():
         for name in sorted(loaded):
             if not wanted[name].is_meta:
@@ -323,10 +320,10 @@ def write_description(description: ModelDescription, folder: Path) -> None:
 def read_description(folder: Path) -> ModelDescription:
     """Read `model.json`."""
     path = folder / DESCRIPTION
-    return description_in(path, lambda: read_json(path))
+    return parse_description(path, lambda: read_json(path))
 
 
-def description_in(path: Path, read: Callable[[], dict[str, Any]]) -> ModelDescription:
+def parse_description(path: Path, read: Callable[[], dict[str, Any]]) -> ModelDescription:
     """Return the description that is read of a file."""
     try:
         return _description(with_new_names(read()))
@@ -342,13 +339,13 @@ def _description(content: dict[str, Any]) -> ModelDescription:
     for name in ("shape", "vocabulary", "objective", "labels", "tokenizer_hash"):
         content[name]  # a KeyError names it
     # Not built here: whoever reads a description may need none of these classes.
-    nodes = {name: content.pop(name) for name in _NODES if name in content}
+    nodes = {name: content.pop(name) for name in _NODE_FIELDS if name in content}
     return build(content, "model", ModelDescription, **nodes)
 
 
-def _fits(wanted: Tensor, given: Tensor) -> bool:
-    return wanted.shape == given.shape and wanted.is_floating_point() == given.is_floating_point()
+def _fits(wanted: Tensor, read: Tensor) -> bool:
+    return wanted.shape == read.shape and wanted.is_floating_point() == read.is_floating_point()
 
 
-def _head(name: str) -> str | None:
+def _head_name(name: str) -> str | None:
     return name.split(".")[1] if name.startswith("heads.") else None

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import IGNORE, Batch, Counts, Sums, size
+from transfer_cli.batch import IGNORE, Batch, Counts, Sums, batch_size
 from transfer_cli.data.split import TextStats
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives import confidence
@@ -48,7 +48,7 @@ class Answering(Objective):
         """Return the number of targets of each row, `[B]`: those in `target`, else one."""
         if "target" in batch:
             return (batch["target"] != IGNORE).sum(1)
-        return torch.ones(size(batch), dtype=torch.long, device=batch["tokens"].device)
+        return torch.ones(batch_size(batch), dtype=torch.long, device=batch["tokens"].device)
 
     def tallies(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the sums, "loss" among them, that an evaluation adds up over batches."""
@@ -62,7 +62,7 @@ class Answering(Objective):
         """Return what the result of an example is made of: by default its answer."""
         return self.answers(outputs, batch)
 
-    def shown(
+    def display_pairs(
         self, outputs: Any, batch: Batch
     ) -> Iterable[tuple[list[int] | str, list[int] | str]]:
         """Return the right answer and the model's for each row, for display."""
@@ -79,25 +79,25 @@ class Answering(Objective):
 
     def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return `tallies`."""
-        return self.tallies(self._once(model, batch, encoded), batch)
+        return self.tallies(self._cached_outputs(model, batch, encoded), batch)
 
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
         """Return `answers`."""
-        return self.answers(self._once(model, batch, encoded), batch)
+        return self.answers(self._cached_outputs(model, batch, encoded), batch)
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
         """Return `losses`, `targets` and `results`."""
-        outputs = self._once(model, batch, encoded)
+        outputs = self._cached_outputs(model, batch, encoded)
         loss_B, targets_B = self.losses(outputs, batch), self.targets(batch)
         return ExampleResults(loss_B, targets_B, self.results(outputs, batch))
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return each text with what is `shown` of it."""
-        shown = self.shown(self._once(model, batch, encoded), batch)
+        shown = self.display_pairs(self._cached_outputs(model, batch, encoded), batch)
         rows = zip(batch["tokens"], batch["mask"], shown, strict=False)
         return [Sample(tokens[mask].tolist(), *pair) for tokens, mask, pair in rows]
 
@@ -105,7 +105,7 @@ class Answering(Objective):
         """Return the tallies that are `counted`."""
         return {name: totals[name].long().tolist() for name in self.counted if name in totals}
 
-    def _once(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Any:
+    def _cached_outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Any:
         """Return `outputs`, for which the head runs once in an evaluation."""
         if self not in encoded.outputs:
             encoded.outputs[self] = self.outputs(model, batch, encoded)
@@ -121,7 +121,7 @@ class UnitObjective(Answering):
     units_are_examples: ClassVar[bool] = True
     """Whether any text has such units; else a batch says which there are, as that of its task."""
     calibrate: confidence.Calibrate = False
-    """Whether the end of a run fits a temperature on validation; auto: on `confidence.FEWEST`."""
+    """Whether the end of a run fits a temperature on validation; auto: from `MIN_EXAMPLES` on."""
     abstain: float | None = None
     """The share of given answers that is to be right: others are not given. None: all are."""
 
@@ -132,7 +132,7 @@ class UnitObjective(Answering):
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
-        self.class_weights = ClassWeights.of(self.class_weight, info)
+        self.class_weights = ClassWeights.from_option(self.class_weight, info)
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Decide on the weight of each label."""
@@ -147,9 +147,9 @@ class UnitObjective(Answering):
         """Return, of the weights, the number of each target's."""
         return batch["label"]
 
-    def weights_on(self, device: torch.device) -> Tensor | None:
+    def class_weights_on(self, device: torch.device) -> Tensor | None:
         """Return the weights on a device; None: all targets count alike."""
-        return None if self.class_weights is None else self.class_weights.on(device)
+        return None if self.class_weights is None else self.class_weights.to(device)
 
     @abstractmethod
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
@@ -161,16 +161,16 @@ class UnitObjective(Answering):
         return outputs if temperature == 1.0 else outputs / temperature
 
     def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return scores and targets of what has a probability; see `confidence.judged`."""
+        """Return scores and targets of what has a probability; see `confidence.judge_answers`."""
         return outputs, batch["label"]
 
     def judged_answers(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return how sure the answers that are given or not are, and whether they are right."""
-        return confidence.judged(scores, target)
+        return confidence.judge_answers(scores, target)
 
     def unit_results(self, model: TransferModel, batch: Batch, encoded: Encoding) -> ExampleResults:
         """Return `example_results` with `judged_units` as predictions."""
-        outputs = self._once(model, batch, encoded)
+        outputs = self._cached_outputs(model, batch, encoded)
         scores, target = self.judged_units(outputs, batch)
         results = {"scores": scores, "target": target}
         return ExampleResults(self.losses(outputs, batch), self.targets(batch), results)
@@ -181,7 +181,7 @@ class UnitObjective(Answering):
         fitted = getattr(self.info.task, "fitted", {})
         if not {"temperature", "abstain_below"} & fitted.keys():
             return sums
-        scores, target = self.judged_units(self._once(model, batch, encoded), batch)
+        scores, target = self.judged_units(self._cached_outputs(model, batch, encoded), batch)
         calibrated = self.calibrated(scores)
         if "temperature" in fitted:
             both = (confidence.reliability(version, target) for version in (scores, calibrated))
@@ -189,7 +189,7 @@ class UnitObjective(Answering):
         answers = self.judged_answers(calibrated, target)
         sums["curve"] = confidence.curve(*answers)
         if "abstain_below" in fitted:
-            sums["given"] = confidence.given(*answers, fitted["abstain_below"])
+            sums["given"] = confidence.count_given(*answers, fitted["abstain_below"])
         return sums
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
@@ -202,25 +202,25 @@ class UnitObjective(Answering):
 
     def num_units(self, batch: Batch) -> int:
         """Return the number of units."""
-        return size(batch)
+        return batch_size(batch)
 
-    def of_units(self, values: Tensor, batch: Batch) -> Tensor:
+    def unit_values(self, values: Tensor, batch: Batch) -> Tensor:
         """Return, `[N, C]`, the values of units that are a key of their batch."""
         return values
 
-    def left_in(self, batch: Batch, mask: Tensor) -> Batch:
+    def drop_hidden_units(self, batch: Batch, mask: Tensor) -> Batch:
         """Return a batch without the units that another mask of its tokens takes away."""
         return batch
 
-    def units_in(self, batch: Batch, mask: Tensor) -> Tensor:
+    def visible_units(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return which units another mask of the tokens leaves, `[N]` bool."""
         return torch.ones(self.num_units(batch), dtype=torch.bool, device=mask.device)
 
-    def scores_of(self, answers_NC: Tensor) -> Tensor:
+    def answer_scores(self, answers_NC: Tensor) -> Tensor:
         """Return the scores of which a finished run's answers are made."""
         return answers_NC.log()
 
-    def softened(self, scores_NC: Tensor, temperature: float) -> Tensor:
+    def soften(self, scores_NC: Tensor, temperature: float) -> Tensor:
         """Return scores that say less, or more below 1."""
         return scores_NC / temperature
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, Counts, Sums, is_padded, view_of
+from transfer_cli.batch import Batch, Counts, Sums, is_padded, select_view
 from transfer_cli.data.split import Dataset, Split, TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import SourceText
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.memory import Memory
-from transfer_cli.model.packing import Packing, Rows
+from transfer_cli.model.packing import Packing, RowPacking
 from transfer_cli.model.pooling import Pooling, pool
-from transfer_cli.model.shape import BackboneShape, Settled
+from transfer_cli.model.shape import BackboneShape, SettledDirection
 from transfer_cli.model.transfer_model import Pass, TransferModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -127,23 +127,23 @@ class Encoding:
         """The input of the heads, `[S, T, D]`."""
         layers = getattr(self._model.readout, "layers", None)
         needs_all = layers is None or self._memory is not None or "_passed" in vars(self)
-        read = self._passed if needs_all else self._pass(layers)
-        return self._unpacked(self._model.readout(read))
+        states = self._passed if needs_all else self._pass(layers)
+        return self._unpacked(self._model.readout(states))
 
     @cached_property
     def _packing(self) -> Packing | None:
         batch = self._batch
         if "states" in batch or "real_rows" not in batch or self._rows is not None:
             return None
-        return Packing.of(_sequences(batch["mask"]), batch["real_rows"])
+        return Packing.from_mask(_flatten_sequences(batch["mask"]), batch["real_rows"])
 
     @cached_property
-    def _rows(self) -> Rows | None:
+    def _rows(self) -> RowPacking | None:
         batch = self._batch
         if "row_text" not in batch:
             return None
-        shape = _sequences(batch["mask"]).shape
-        return Rows(batch["real_rows"], batch["row_places"], batch["row_text"], *shape)
+        shape = _flatten_sequences(batch["mask"]).shape
+        return RowPacking(batch["real_rows"], batch["row_places"], batch["row_text"], *shape)
 
     def _unpacked(self, state: Tensor) -> Tensor:
         packing = self._rows or self._packing
@@ -160,45 +160,43 @@ class Encoding:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
         segment, document = batch.get("segment"), batch.get("document")
         if model.on_pass is not None:
-            model.on_pass(self.made)
-        with nullcontext() if model.around_pass is None else model.around_pass(self.made):
+            model.on_pass(self.backbone_pass)
+        with nullcontext() if model.around_pass is None else model.around_pass(self.backbone_pass):
             if rows is not None:
                 packed: Sequence[Tensor] = model.backbone(
-                    rows.pack(_sequences(batch["tokens"])),
+                    rows.pack(_flatten_sequences(batch["tokens"])),
                     rows.mask,
-                    None if segment is None else rows.pack(_sequences(segment)),
+                    None if segment is None else rows.pack(_flatten_sequences(segment)),
                     document_BT=rows.sequence,
                     layers=layers,
                 )
                 return packed
             states: Sequence[Tensor] = model.backbone(
-                _sequences(batch["tokens"]),
-                _sequences(batch["mask"]),
-                None if segment is None else _sequences(segment),
+                _flatten_sequences(batch["tokens"]),
+                _flatten_sequences(batch["mask"]),
+                None if segment is None else _flatten_sequences(segment),
                 padded=is_padded(batch),
                 prefix_B=batch.get("prefix"),
-                document_BT=None if document is None else _sequences(document),
+                document_BT=None if document is None else _flatten_sequences(document),
                 restart_BT=batch.get("restart"),
                 packing=self._packing,
                 memory=self._memory,
                 layers=layers,
-                **(
-                    {"source": source_of(batch)} if "tokens_source" in batch else {}
-                ),  # few have one
+                **({"source": source_text(batch)} if "tokens_source" in batch else {}),
             )
             return states
 
     @property
-    def made(self) -> Pass:
+    def backbone_pass(self) -> Pass:
         """What its pass through the backbone is made of; none is made for that."""
         batch, packing = self._batch, self._packing
-        sequences, positions = _sequences(batch["mask"]).shape
+        sequences, positions = _flatten_sequences(batch["mask"]).shape
         if self._rows is not None:
             sequences, positions = self._rows.sequence.shape
         computed = sequences * positions if packing is None else len(packing.rows)
         source = None
         if "tokens_source" in batch:
-            source = replace(Encoding(self._model, _read_by_encoder(batch)).made, causal=False)
+            source = replace(Encoding(self._model, _source_view(batch)).backbone_pass, causal=False)
         causal = source is not None or (self._model.backbone.causal and "prefix" not in batch)
         # On the host, where it is known: to ask a device would be to wait for it.
         lengths = batch["lengths"].tolist() if "lengths" in batch else [positions] * sequences
@@ -208,25 +206,25 @@ class Encoding:
     def pooled(self, pooling: Pooling) -> Tensor:
         """Return one vector a sequence, see `model.pooling.pool`; or that of the batch."""
         if "pooled" in self._batch:
-            return _sequences(self._batch["pooled"])
-        return pool(self.top, _sequences(self._batch["mask"]), pooling)
+            return _flatten_sequences(self._batch["pooled"])
+        return pool(self.top, _flatten_sequences(self._batch["mask"]), pooling)
 
 
-def _sequences(values: Tensor) -> Tensor:
+def _flatten_sequences(values: Tensor) -> Tensor:
     """Return `[S, ...]` of what there is for each position, or dimension, of each sequence."""
     return values.flatten(0, -2)
 
 
-def source_of(batch: Batch) -> SourceText:
+def source_text(batch: Batch) -> SourceText:
     """Return what a decoder reads in a batch."""
-    view = _read_by_encoder(batch)
+    view = _source_view(batch)
     rows = view.get("real_rows")
-    packing = None if rows is None else Packing.of(view["mask"], rows)
+    packing = None if rows is None else Packing.from_mask(view["mask"], rows)
     return SourceText(view["tokens"], view["mask"], is_padded(view), packing)
 
 
-def _read_by_encoder(batch: Batch) -> Batch:
-    view = view_of(batch, "source")
+def _source_view(batch: Batch) -> Batch:
+    view = select_view(batch, "source")
     return {name: value for name, value in view.items() if not name.endswith("_source")}
 
 
@@ -235,7 +233,7 @@ class Objective(ABC):
 
     task: str | None = None
     """The name of the task whose examples it needs (`tasks.base.Task.name`); None: any."""
-    direction: Settled | None = None
+    direction: SettledDirection | None = None
     """The direction of attention that the objective needs; None: either."""
     keeps_tokens: bool = True
     """Whether `prepare` leaves a batch's tokens as they are."""
@@ -439,7 +437,7 @@ class Objective(ABC):
 def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
     """Return the metrics of a run, given the objective of each loss by name: "main" is first."""
     return tuple(
-        metric if name == "main" else metric.of_loss(name)
+        metric if name == "main" else metric.for_loss(name)
         for name, objective in objectives.items()
         for metric in (*objective.answer_metrics(), *objective.declared_metrics())
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 
-Read = Callable[[Tensor, Tensor], Tensor]
+NextLogits = Callable[[Tensor, Tensor], Tensor]
 """Returns logits `[N, V]` of what follows tokens, `[N]`, that go on after some rows, `[N]`.
 
 Rows are numbers of beginnings of the call before, at first of texts. One may go on several ways, or
@@ -58,7 +58,7 @@ class BeamSearch:
         """Raise `ConfigError` unless a vocabulary has tokens to begin as many texts as are kept."""
         if self.beams > vocabulary.size:
             raise ConfigError(
-                f"beams: {self.beams:,} texts cannot all begin otherwise, of a vocabulary of "
+                f"beams: {self.beams:,} texts cannot all begin differently, with a vocabulary of "
                 f"{vocabulary.size:,} tokens; take fewer"
             )
         if self.first_token is not None and vocabulary.token(self.first_token) is None:
@@ -70,12 +70,12 @@ class BeamSearch:
     def __call__(
         self,
         logits_BV: Tensor,
-        read: Read,
+        next_logits: NextLogits,
         *,
-        most: int,
-        ends: Collection[int],
+        max_tokens: int,
+        end_tokens: Collection[int],
         allowed_V: Tensor | None = None,
-        before: Sequence[Sequence[int]] | None = None,
+        contexts: Sequence[Sequence[int]] | None = None,
         first: int | None = None,
     ) -> list[list[int]]:
         """Return the best text that is found for each row, with the token that ends it.
@@ -84,16 +84,16 @@ class BeamSearch:
 
         Args:
             logits_BV: Of the first tokens.
-            read: Reads the next ones.
-            most: Tokens of a text, at most.
-            ends: The tokens that end a text.
+            next_logits: Reads the next ones.
+            max_tokens: Of a text.
+            end_tokens: The tokens that end a text.
             allowed_V: True at the tokens that may be said; None: all. What the others take of the
                 probability is not shared out.
-            before: For each text what counts with `no_repeat_ngram_size`, such as a prompt.
+            contexts: For each text what counts with `no_repeat_ngram_size`, such as a prompt.
             first: The token that all texts begin with; None: any.
         """
-        earlier = before if before is not None else [[]] * len(logits_BV)
-        texts = [_Text(self, most, ends, list(tokens)) for tokens in earlier]
+        contexts = [[]] * len(logits_BV) if contexts is None else contexts
+        texts = [_TextSearch(self, max_tokens, end_tokens, list(tokens)) for tokens in contexts]
         while True:
             values_NK, tokens_NK = self._candidates(logits_BV, texts, allowed_V, first)
             rows, tokens, first_row = list[int](), list[int](), 0
@@ -105,14 +105,13 @@ class BeamSearch:
                 first_row = span.stop
             if not rows:
                 return [text.best for text in texts]
-            device = logits_BV.device
-            logits_BV = read(torch.tensor(tokens, device=device), torch.tensor(rows, device=device))
+            logits_BV = next_logits(*torch.tensor([tokens, rows], device=logits_BV.device))
             first = None
 
     def _candidates(
         self,
         logits_NV: Tensor,
-        texts: Sequence["_Text"],
+        texts: Sequence["_TextSearch"],
         allowed_V: Tensor | None,
         first: int | None,
     ) -> tuple[list[list[float]], list[list[int]]]:
@@ -123,23 +122,23 @@ class BeamSearch:
         if allowed_V is not None:
             log_NV.masked_fill_(~allowed_V.to(log_NV.device), -math.inf)
         if self.no_repeat_ngram_size:
-            beginnings = (text.before + tokens for text in texts for _, tokens in text.open)
+            beginnings = (text.context + tokens for text in texts for _, tokens in text.open)
             for row, tokens in enumerate(beginnings):
-                log_NV[row, sorted(repeating(tokens, self.no_repeat_ngram_size))] = -math.inf
+                log_NV[row, sorted(repeating_tokens(tokens, self.no_repeat_ngram_size))] = -math.inf
         count = max((text.num_candidates for text in texts), default=1)
         best = log_NV.topk(min(count, log_NV.shape[1]))
         return best.values.tolist(), best.indices.tolist()
 
 
-def repeating(tokens: Sequence[int], size: int) -> set[int]:
+def repeating_tokens(tokens: Sequence[int], size: int) -> set[int]:
     """Return the tokens with which a text would have the same `size` tokens twice."""
     begun = list(tokens[max(0, len(tokens) - size + 1) :])
     starts = range(len(tokens) - size + 1)
-    return {tokens[at + size - 1] for at in starts if list(tokens[at : at + size - 1]) == begun}
+    return {tokens[i + size - 1] for i in starts if list(tokens[i : i + size - 1]) == begun}
 
 
 @dataclass
-class _Text:
+class _TextSearch:
     """The search for one text.
 
     Attributes:
@@ -148,16 +147,16 @@ class _Text:
     """
 
     search: BeamSearch
-    most: int
-    ends: Collection[int]
-    before: list[int]
+    max_tokens: int
+    end_tokens: Collection[int]
+    context: list[int]
     open: list[tuple[float, list[int]]] = field(default_factory=lambda: [(0.0, [])])
     ended: list[tuple[float, list[int]]] = field(default_factory=list)
 
     @property
     def num_candidates(self) -> int:
         """How many are looked at: beginnings are left when as many as can be have ended."""
-        return max(2, 1 + len(self.ends)) * self.search.beams
+        return max(2, 1 + len(self.end_tokens)) * self.search.beams
 
     @property
     def best(self) -> list[int]:
@@ -182,24 +181,23 @@ class _Text:
         ]
         candidates.sort(key=lambda candidate: -candidate[0])
         length = len(self.open[0][1]) + 1
-        going: list[tuple[float, int, int]] = []
+        kept: list[tuple[float, int, int]] = []
         for rank, (score, row, token) in enumerate(candidates[: self.num_candidates]):
-            if length < self.most and token not in self.ends:
-                going.append((score, row, token))
+            if length < self.max_tokens and token not in self.end_tokens:
+                kept.append((score, row, token))
             elif rank < self.search.beams:
-                self._end(score, [*self.open[row][1], token])
-        going = going[: self.search.beams]
-        if not (going or self.ended):  # nothing may follow
+                self._finish(score, [*self.open[row][1], token])
+        kept = kept[: self.search.beams]
+        if not (kept or self.ended):  # nothing may follow
             for score, begun in self.open:
-                self._end(score, begun)
-        is_over = not going or self._is_over(going[0][0], length)
+                self._finish(score, begun)
+        is_over = not kept or self._is_over(kept[0][0], length)
         earlier = self.open
-        self.open = [] if is_over else [(s, [*earlier[row][1], token]) for s, row, token in going]
-        return [] if is_over else [(row, token) for _, row, token in going]
+        self.open = [] if is_over else [(s, [*earlier[row][1], token]) for s, row, token in kept]
+        return [] if is_over else [(row, token) for _, row, token in kept]
 
-    def _end(self, score: float, tokens: list[int]) -> None:
-        scored = score / max(1, len(tokens)) ** self.search.length_penalty
-        self.ended.append((scored, tokens))
+    def _finish(self, score: float, tokens: list[int]) -> None:
+        self.ended.append((score / max(1, len(tokens)) ** self.search.length_penalty, tokens))
         self.ended.sort(key=lambda text: -text[0])
         del self.ended[self.search.beams :]
 
@@ -209,5 +207,5 @@ class _Text:
         if len(self.ended) < search.beams:
             return False
         gains = search.early_stopping == "never" and search.length_penalty > 0
-        hoped = best_open / (self.most if gains else length) ** search.length_penalty
+        hoped = best_open / (self.max_tokens if gains else length) ** search.length_penalty
         return search.early_stopping is True or hoped <= self.ended[-1][0]

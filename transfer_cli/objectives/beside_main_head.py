@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, Counts, Sums, view_of
+from transfer_cli.batch import Batch, Counts, Sums, select_view
 from transfer_cli.data.split import Split, TextStats
 from transfer_cli.errors import ConfigError, RunError, one_of
 from transfer_cli.model.backbone import Backbone
@@ -23,9 +23,9 @@ from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
-from transfer_cli.objectives.of_main_head import main_of
+from transfer_cli.objectives.of_main_head import main_objective
 from transfer_cli.objectives.perturbations import Mask
-from transfer_cli.runs.slices import Slice, members_of
+from transfer_cli.runs.slices import Slice, slice_masks
 from transfer_cli.seeds import ExampleNoise
 
 log = logging.getLogger(__name__)
@@ -49,19 +49,21 @@ class BesideMainHead(Objective, Generic[Main]):
 
     @property
     def training_heads(self) -> Set[str]:
-        return {other.head for other in self.beside_main.values() if other.head is not None}
+        return {other.head for other in self.objectives.values() if other.head is not None}
 
     @abstractmethod
-    def main_of(self, info: TaskInfo) -> Main:
+    def main_objective(self, info: TaskInfo) -> Main:
         """Return the main objective, or refuse one that heads cannot be like."""
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
-        self.main = self.main_of(info)
+        self.main = self.main_objective(info)
         self.keeps_tokens = self.main.keeps_tokens
-        self.beside_main = {term: _like(self.main, f"{info.name}_{term}") for term in self.terms}
+        self.objectives = {
+            term: _with_head(self.main, f"{info.name}_{term}") for term in self.terms
+        }
         """The main objective with the head of each term."""
-        if any(other.head in (None, self.main.head) for other in self.beside_main.values()):
+        if any(other.head in (None, self.main.head) for other in self.objectives.values()):
             raise ConfigError(
                 f"losses.{info.name}: its heads are like that of the main objective, which has "
                 f"none of its own ({type(self.main).__name__}); leave this loss out"
@@ -69,13 +71,13 @@ class BesideMainHead(Objective, Generic[Main]):
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         modules: dict[str, nn.Module] = {}
-        for other in self.beside_main.values():
+        for other in self.objectives.values():
             modules |= other.modules(backbone)
         return modules
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Decide as the main objective does."""
-        for other in self.beside_main.values():
+        for other in self.objectives.values():
             other.finalize_options(model, trains)
         return {}
 
@@ -89,7 +91,7 @@ class BesideMainHead(Objective, Generic[Main]):
         return {"loss": sum(means.values()) / max(1, len(means)), **losses}
 
 
-def _like(main: Main, name: str) -> Main:
+def _with_head(main: Main, name: str) -> Main:
     """Return the same objective, after `setup`, with the head of a further loss called so."""
     other = copy.copy(main)
     other.info = replace(main.info, name=name)
@@ -127,8 +129,8 @@ class CrossView(BesideMainHead[UnitObjective]):
     def terms(self) -> Sequence[str]:
         return self.views
 
-    def main_of(self, info: TaskInfo) -> UnitObjective:
-        return main_of(info)
+    def main_objective(self, info: TaskInfo) -> UnitObjective:
+        return main_objective(info)
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
@@ -159,10 +161,10 @@ class CrossView(BesideMainHead[UnitObjective]):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts, questions or words that each view sees."""
-        return {view: int(self._units_in(view, batch).sum()) for view in self.views}
+        return {view: int(self._visible_units(view, batch).sum()) for view in self.views}
 
-    def _units_in(self, view: str, batch: Batch) -> Tensor:
-        return self.main.units_in(batch, view_of(batch, view)["mask"])
+    def _visible_units(self, view: str, batch: Batch) -> Tensor:
+        return self.main.visible_units(batch, select_view(batch, view)["mask"])
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each view's divergence, summed over what it sees, in float32."""
@@ -170,12 +172,12 @@ class CrossView(BesideMainHead[UnitObjective]):
         with torch.no_grad():
             target_NC = self.main.scores(model, batch, Encoding(model, batch))
         sums = {}
-        for view, beside in self.beside_main.items():
-            part = view_of(batch, view)
+        for view, objective in self.objectives.items():
+            part = select_view(batch, view)
             each_N = self.main.divergence(
-                target_NC, beside.scores(model, part, Encoding(model, part))
+                target_NC, objective.scores(model, part, Encoding(model, part))
             )
-            is_seen_N = self._units_in(view, batch)
+            is_seen_N = self._visible_units(view, batch)
             sums[view] = torch.where(is_seen_N, each_N, 0).sum()
         return sums
 
@@ -200,7 +202,7 @@ class SliceHeads(BesideMainHead[Objective]):
     def terms(self) -> Sequence[str]:
         return tuple(self.parts)
 
-    def main_of(self, info: TaskInfo) -> Objective:
+    def main_objective(self, info: TaskInfo) -> Objective:
         if info.main is None:
             raise ConfigError(
                 "objective: slices are a further loss; take +objective@losses.slices=slice_heads"
@@ -224,7 +226,7 @@ class SliceHeads(BesideMainHead[Objective]):
         for split in splits.values():
             data = split.encoded
             texts = [task.texts(example) for example in data.examples]
-            members = members_of(self.parts, split.name, texts, split.column, f"{key}.parts")
+            members = slice_masks(self.parts, split.name, texts, split.column, f"{key}.parts")
             data.add(self.key, np.stack([*members.values()], 1)[data.example_of])
             for name, member_N in members.items():
                 if split.name == "train" and not member_N.any():
@@ -237,15 +239,15 @@ class SliceHeads(BesideMainHead[Objective]):
         """Return the number of targets in each slice; 0 where no example is in it."""
         counts = {}
         for term, member_B in self._members(batch):
-            kept = {key: value[member_B] for key, value in batch.items() if value.dim()}
-            counts[term] = self.main.counts(kept)["loss"]
+            members = {key: value[member_B] for key, value in batch.items() if value.dim()}
+            counts[term] = self.main.counts(members)["loss"]
         return counts
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the loss of each slice's head, summed over its examples."""
         sums = {}
         for term, member_B in self._members(batch):
-            results = self.beside_main[term].example_results(model, batch, encoded)
+            results = self.objectives[term].example_results(model, batch, encoded)
             if results is None:
                 name = type(self.main).__name__
                 raise RunError(f"losses.{self.info.name}: {name} has no loss of single examples")

@@ -13,10 +13,10 @@ from torch import Tensor
 from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, perplexity
-from transfer_cli.model.shape import Settled
+from transfer_cli.model.shape import SettledDirection
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults
-from transfer_cli.objectives.language_model import LanguageModel, exponential
+from transfer_cli.objectives.language_model import LanguageModel, exp_or_inf
 from transfer_cli.seeds import ExampleNoise
 
 ACCURACY = Metric("token_accuracy", higher_is_better=True, unit="fraction")
@@ -30,7 +30,7 @@ class CausalLM(LanguageModel):
     tokens: never padding, never the appended classification token.
     """
 
-    direction: Settled | None = "causal"
+    direction: SettledDirection | None = "causal"
     # Perplexity by token is the headline if words are not counted.
     metrics: ClassVar[tuple[Metric, ...]] = (
         perplexity("word_perplexity"),
@@ -50,7 +50,7 @@ class CausalLM(LanguageModel):
         target_BT[:, :-1] = torch.where(real, tokens_BT[:, 1:], IGNORE)
         return {**batch, "target": target_BT}
 
-    def predicts(self, batch: Batch) -> Tensor:
+    def prediction_mask(self, batch: Batch) -> Tensor:
         """Return `[B, T]`, True at every real token, including the classification token."""
         return batch["mask"]
 
@@ -58,12 +58,12 @@ class CausalLM(LanguageModel):
         """Return the loss, and how many targets have the largest logit, from the same logits."""
         right = torch.zeros((), dtype=torch.int64, device=batch["target"].device)
 
-        def note(logits_RV: Tensor, target_R: Tensor) -> None:
+        def count_right(logits_RV: Tensor, target_R: Tensor) -> None:
             own_R = logits_RV.gather(1, target_R[:, None]).squeeze(1)
             # The largest logit is found in a fraction of the time of its place.
             right.add_((own_R >= logits_RV.amax(1)).sum())
 
-        return {**self.noted_loss(model, batch, encoded, note), "right": right}
+        return {**self.token_loss(model, batch, encoded, count_right), "right": right}
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
@@ -81,10 +81,10 @@ class CausalLM(LanguageModel):
         each end of line.
         """
         nats, tokens = float(totals["loss"]), counts["loss"]
-        measures = {"loss": nats / tokens, "token_perplexity": exponential(nats / tokens)}
+        measures = {"loss": nats / tokens, "token_perplexity": exp_or_inf(nats / tokens)}
         measures["token_accuracy"] = float(totals["right"]) / tokens
         if text.words:
-            measures["word_perplexity"] = exponential(nats / text.words)
+            measures["word_perplexity"] = exp_or_inf(nats / text.words)
         if text.size_bytes:
             measures["bits_per_byte"] = nats / (math.log(2) * text.size_bytes)
         return measures

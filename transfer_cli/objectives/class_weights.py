@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from transfer_cli.errors import ConfigError, listed, nearest
+from transfer_cli.errors import ConfigError, did_you_mean, list_names
 from transfer_cli.objectives.base import TaskInfo
 
 ClassWeight = Literal["balanced"] | Mapping[str, float] | None
 """balanced: N / (C n) for a label that n of the N training targets have, as in scikit-learn. Else
 the weight of each label, 1 where it is not named. None: all count alike."""
 
-MOST_WEIGHT = 1e6
+MAX_WEIGHT = 1e6
 
 
 class ClassWeights:
@@ -34,17 +34,18 @@ class ClassWeights:
         self._weight_C = self._here_C = torch.tensor(weights, dtype=torch.float32)
 
     @classmethod
-    def of(cls, asked: ClassWeight, info: TaskInfo) -> "ClassWeights | None":
+    def from_option(cls, option: ClassWeight, info: TaskInfo) -> "ClassWeights | None":
         """Return those of a run's labels; None where none are asked for.
 
         Of a task without labels they are those of its training examples, by their right answers.
         """
-        if asked is None:
+        if option is None:
             return None
-        by_label = weights_by_label(asked, info)
-        return cls(by_label, [by_label.get(label, 1.0) for label in info.labels or _answers(info)])
+        by_label = weights_by_label(option, info)
+        labels = info.labels or _train_labels(info)
+        return cls(by_label, [by_label.get(label, 1.0) for label in labels])
 
-    def on(self, device: torch.device) -> Tensor:
+    def to(self, device: torch.device) -> Tensor:
         """Return them on a device, where they stay: a step does not wait for copies."""
         if self._here_C.device != device:
             self._here_C = self._weight_C.to(device, non_blocking=True)
@@ -57,7 +58,7 @@ class ClassWeights:
         """
         return float(self._weight_C[number_N].double().sum())
 
-    def weighed(
+    def reweight(
         self, measures: Mapping[str, float], tables: Mapping[str, Any]
     ) -> tuple[Mapping[str, float], Mapping[str, Any]]:
         """Return the accuracy, and the counts of each class, as the loss weighs them.
@@ -68,14 +69,13 @@ class ClassWeights:
         counts: Any = tables.get("confusion")
         if counts is None:
             return measures, tables
-        rows = [
-            [w * n for n in row] for w, row in zip(self._weight_C.tolist(), counts, strict=True)
-        ]
-        right, whole = sum(row[at] for at, row in enumerate(rows)), sum(map(sum, rows))
+        weighted = zip(self._weight_C.tolist(), counts, strict=True)
+        rows = [[weight * count for count in row] for weight, row in weighted]
+        right, whole = sum(row[i] for i, row in enumerate(rows)), sum(map(sum, rows))
         return {**measures, "accuracy": right / whole if whole else 1.0}, {"confusion": rows}
 
 
-def weights_by_label(asked: ClassWeight, info: TaskInfo) -> dict[str, float]:
+def weights_by_label(option: ClassWeight, info: TaskInfo) -> dict[str, float]:
     """Return the weight of each label; a label that no training target has counts 1.
 
     The labels of a task that has none are the right answers of its training examples.
@@ -84,9 +84,9 @@ def weights_by_label(asked: ClassWeight, info: TaskInfo) -> dict[str, float]:
         ConfigError: There is no such label, a weight is none, all are 0, or answers do not repeat.
     """
     key = f"{info.key}.class_weight"
-    count = Counter(_answers(info))
+    count = Counter(_train_labels(info))
     labels = info.labels or tuple(count)
-    if not isinstance(asked, Mapping):
+    if not isinstance(option, Mapping):
         if not info.labels and 2 * len(count) > count.total():
             raise ConfigError(
                 f"{key}: {count.total():,} examples have {len(count):,} different right answers, "
@@ -95,27 +95,27 @@ def weights_by_label(asked: ClassWeight, info: TaskInfo) -> dict[str, float]:
         return {
             label: count.total() / (len(count) * count[label]) for label in labels if count[label]
         }
-    given = {_name_of(label): weight for label, weight in asked.items()}
-    wrong = {label: weight for label, weight in given.items() if not 0 <= weight <= MOST_WEIGHT}
-    for label, weight in wrong.items():
-        raise ConfigError(f"{key}.{label}: expected 0 to {MOST_WEIGHT:,.0f}, got {weight}")
-    unknown = [label for label in given if label not in labels]
+    named = {_label_name(label): weight for label, weight in option.items()}
+    for label, weight in named.items():
+        if not 0 <= weight <= MAX_WEIGHT:
+            raise ConfigError(f"{key}.{label}: expected 0 to {MAX_WEIGHT:,.0f}, got {weight}")
+    unknown = [label for label in named if label not in labels]
     if unknown and labels:
         raise ConfigError(
-            f"{key}: there is no label {unknown[0]!r:.80}.{nearest(unknown[0], labels)} "
-            f"There are {listed(labels, 10)}"
+            f"{key}: there is no label {unknown[0]!r:.80}.{did_you_mean(unknown[0], labels)} "
+            f"There are {list_names(labels, 10)}"
         )
-    weights = {label: given.get(label, 1.0) for label in labels or given}
+    weights = {label: named.get(label, 1.0) for label in labels or named}
     if not any(weights.values()):
         raise ConfigError(f"{key}: all weights are 0, so that nothing is learnt; give one above 0")
     return weights
 
 
-def _answers(info: TaskInfo) -> list[str]:
+def _train_labels(info: TaskInfo) -> list[str]:
     task = info.task
     return [label for example in info.train for label in task.labels_of(example)]
 
 
-def _name_of(label: Any) -> str:
+def _label_name(label: Any) -> str:
     """Return a label as a table has it: YAML makes a number, or true, of some."""
     return str(label).lower() if isinstance(label, bool) else str(label)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.batch import Batch, Counts, Sums, size
+from transfer_cli.batch import Batch, Counts, Sums, batch_size
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
@@ -23,7 +23,7 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.sequence import SequenceObjective
 
-MOST_IN_CONFUSION = 256
+MAX_CONFUSION_LABELS = 256
 """Labels of which it is counted how often each was taken for each; of more, nobody reads that."""
 
 METRICS = (
@@ -37,7 +37,7 @@ METRICS = (
 Annealing = Literal["log", "linear", "exp"]
 
 
-def highest_learnt_from(annealing: Annealing, progress: float, classes: int) -> float:
+def annealing_threshold(annealing: Annealing, progress: float, classes: int) -> float:
     """Return the probability of its label up to which a text is learnt from.
 
     It rises from a guess, 1/C, to 1: early, evenly or late (Xie et al. 2019, section 2.2).
@@ -59,7 +59,7 @@ class Classification(SequenceObjective):
     """Cross-entropy of the label, from one vector for each text; see `SequenceObjective`.
 
     Args:
-        annealing: Training-signal annealing, see `highest_learnt_from`: texts whose label is more
+        annealing: Training-signal annealing, see `annealing_threshold`: texts whose label is more
             probable already count as 0. The paper's code divides by the number of the others,
             which is known only after the pass; here the mean is over all. None: all are learnt
             from.
@@ -98,7 +98,7 @@ class Classification(SequenceObjective):
         self._progress = progress
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        count = size(batch)
+        count = batch_size(batch)
         return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
 
     @property
@@ -110,13 +110,13 @@ class Classification(SequenceObjective):
         logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
         cross_entropy = partial(
             F.cross_entropy,
-            weight=self.weights_on(logits_BC.device),
+            weight=self.class_weights_on(logits_BC.device),
             label_smoothing=self.label_smoothing,
         )
         if self.annealing is None:
             return {"loss": cross_entropy(logits_BC, label_B, reduction="sum")}
         loss_B = cross_entropy(logits_BC, label_B, reduction="none")
-        highest = highest_learnt_from(self.annealing, self._progress, logits_BC.shape[1])
+        highest = annealing_threshold(self.annealing, self._progress, logits_BC.shape[1])
         known_B = -F.cross_entropy(logits_BC.detach(), label_B, reduction="none")
         kept_B = known_B <= math.log(highest)
         return {"loss": torch.where(kept_B, loss_B, 0).sum(), "share_kept": kept_B.sum()}
@@ -131,13 +131,12 @@ class Classification(SequenceObjective):
         """
         classes, predicted_B, label_B = outputs.shape[1], outputs.argmax(1), batch["label"]
         loss = F.cross_entropy(outputs, label_B, reduction="sum")
-        if classes <= MOST_IN_CONFUSION:
+        if classes <= MAX_CONFUSION_LABELS:
             cells = occurrences(label_B * classes + predicted_B, classes**2)
             return {"loss": loss, "confusion": cells.view(classes, classes)}
         right_B = torch.where(predicted_B == label_B, label_B, classes)
-        counts = [
-            occurrences(number_B, classes + 1) for number_B in (right_B, label_B, predicted_B)
-        ]
+        numbers = (right_B, label_B, predicted_B)
+        counts = [occurrences(number_B, classes + 1) for number_B in numbers]
         return {"loss": loss, "labels": torch.stack(counts)[:, :classes]}
 
     def answers(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -149,7 +148,7 @@ class Classification(SequenceObjective):
         share_BC = self.calibrated(outputs).softmax(1)
         return {"label": outputs.argmax(1), "probability": share_BC.amax(1)}
 
-    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+    def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         names = self.info.labels
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
         return [(names[wanted], names[predicted]) for wanted, predicted in both]
@@ -157,14 +156,14 @@ class Classification(SequenceObjective):
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return loss, accuracy, error rate in percent, macro-F1 and each class's accuracy."""
         if "labels" in totals:
-            right, given, predicted = totals["labels"].double()
+            right, support, predicted = totals["labels"].double()
         else:
             confusion = totals["confusion"].double()
-            right, given, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-        all_right, total = float(right.sum()), float(given.sum())
+            right, support, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        all_right, total = float(right.sum()), float(support.sum())
         # As in sklearn's macro average, a class that is neither given nor predicted has no F1.
-        occurs = given + predicted > 0
-        f1 = 2 * right[occurs] / (given + predicted)[occurs]
+        occurs = support + predicted > 0
+        f1 = 2 * right[occurs] / (support + predicted)[occurs]
         measures = {
             "loss": float(totals["loss"]) / counts["loss"],
             "accuracy": all_right / total,
@@ -174,11 +173,11 @@ class Classification(SequenceObjective):
         }
         judged_by = self._judged_by()
         if judged_by == "matthews":
-            measures["matthews"] = matthews(right, given, predicted)
+            measures["matthews"] = matthews(right, support, predicted)
         elif judged_by == "f1":
-            below = float(given[1] + predicted[1])
+            below = float(support[1] + predicted[1])
             measures["f1"] = 2 * float(right[1]) / below if below else 0.0
-        for name, hit, all_of in zip(self.info.labels, right, given, strict=True):
+        for name, hit, all_of in zip(self.info.labels, right, support, strict=True):
             if all_of:
                 measures[f"accuracy/{name}"] = float(hit / all_of)
         return measures | confidence.measures(totals)
@@ -198,17 +197,17 @@ class Classification(SequenceObjective):
         return getattr(info and info.task, "judged_by", "error_rate")
 
 
-def matthews(right_C: Tensor, given_C: Tensor, predicted_C: Tensor) -> float:
+def matthews(right_C: Tensor, support_C: Tensor, predicted_C: Tensor) -> float:
     """Return the correlation of labels and answers (Matthews 1975; Gorodkin 2004).
 
     It is 0 where all labels, or all answers, are the same.
 
     Args:
         right_C: How often each label was answered rightly.
-        given_C: How often it was given.
+        support_C: How often it was given.
         predicted_C: How often it was the answer.
     """
-    whole = given_C.sum()
-    both = right_C.sum() * whole - given_C @ predicted_C
-    below = (whole**2 - given_C @ given_C) * (whole**2 - predicted_C @ predicted_C)
+    whole = support_C.sum()
+    both = right_C.sum() * whole - support_C @ predicted_C
+    below = (whole**2 - support_C @ support_C) * (whole**2 - predicted_C @ predicted_C)
     return float(both / below.sqrt()) if below > 0 else 0.0

@@ -14,17 +14,17 @@ from transfer_cli.metrics import Metric, wilson_interval
 
 Calibrate = bool | Literal["auto"]
 
-FEWEST = 200
+MIN_EXAMPLES = 200
 """Validation texts from which on `calibrate=auto` fits a temperature."""
 
 BINS = 15
 """Of equal width, as in Guo et al. 2017."""
 
-STEPS, STEPS_A_HALF = 80, 4
+CURVE_BINS, BINS_PER_HALVING = 80, 4
 """Bins of the curve of precision against coverage: four for each halving of what confidence lacks
 of 1, where most answers are."""
 
-LOWEST, HIGHEST = 0.05, 20.0
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """Temperatures: where validation has no error, the best one would be 0."""
 
 METRICS = (
@@ -35,7 +35,7 @@ METRICS = (
 """Of a finished run that is calibrated, or abstains; see `measures`."""
 
 
-def judged(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def judge_answers(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return how sure the likeliest answers are, and whether they are right, `[N]` each.
 
     Args:
@@ -43,8 +43,8 @@ def judged(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         target: `[...]`; `IGNORE` for what is no unit.
     """
     is_unit = target != IGNORE
-    share_N, said_N = scores[is_unit].softmax(-1).max(-1)
-    return share_N, said_N == target[is_unit]
+    share_N, predicted_N = scores[is_unit].softmax(-1).max(-1)
+    return share_N, predicted_N == target[is_unit]
 
 
 def fit_temperature(scores: Tensor, target: Tensor) -> float:
@@ -62,7 +62,7 @@ def fit_temperature(scores: Tensor, target: Tensor) -> float:
         expected_N = torch.where(share_NC > 0, share_NC * scores_NC, 0.0).sum(1)
         return float((expected_N - right_N).mean())
 
-    low, high = LOWEST, HIGHEST
+    low, high = MIN_TEMPERATURE, MAX_TEMPERATURE
     for _ in range(50):
         middle = (low * high) ** 0.5
         # The slope is that in 1 / T: above 0 where the answers are too sure.
@@ -89,24 +89,24 @@ def fit_threshold(confidence_N: Tensor, right_N: Tensor, promised: float) -> flo
 
 def reliability(scores: Tensor, target: Tensor) -> Tensor:
     """Return by bins of confidence, `[3, BINS]`: units, those answered rightly, confidence."""
-    confidence_N, right_N = judged(scores, target)
+    confidence_N, right_N = judge_answers(scores, target)
     # A bin holds its upper end, as in the paper.
     place_N = (confidence_N * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-    return _summed(place_N, (torch.ones_like(confidence_N), right_N, confidence_N), BINS)
+    return _sum_by_bin(place_N, (torch.ones_like(confidence_N), right_N, confidence_N), BINS)
 
 
 def curve(confidence_N: Tensor, right_N: Tensor) -> Tensor:
-    """Return by bins of confidence, the surest last, `[2, STEPS]`: answers, and right ones."""
-    halvings_N = -STEPS_A_HALF * (1 - confidence_N).log2()
-    place_N = halvings_N.clamp(0, STEPS - 1).long()
-    return _summed(place_N, (torch.ones_like(confidence_N), right_N), STEPS)
+    """Return by bins of confidence, the surest last, `[2, CURVE_BINS]`: answers, and right ones."""
+    halvings_N = -BINS_PER_HALVING * (1 - confidence_N).log2()
+    place_N = halvings_N.clamp(0, CURVE_BINS - 1).long()
+    return _sum_by_bin(place_N, (torch.ones_like(confidence_N), right_N), CURVE_BINS)
 
 
-def given(confidence_N: Tensor, right_N: Tensor, threshold: float) -> Tensor:
+def count_given(confidence_N: Tensor, right_N: Tensor, threshold: float) -> Tensor:
     """Return how many answers there are, how many are given, and how many of these are right."""
     is_given_N = confidence_N.double() >= threshold
-    counts = (torch.tensor(len(right_N)), is_given_N.sum(), (is_given_N & right_N).sum())
-    return torch.stack([count.to(right_N.device) for count in counts]).double()
+    counted = (torch.ones_like(is_given_N), is_given_N, is_given_N & right_N)
+    return torch.stack(counted).sum(1).double()
 
 
 def measures(totals: Mapping[str, Tensor]) -> dict[str, float]:
@@ -120,7 +120,7 @@ def measures(totals: Mapping[str, Tensor]) -> dict[str, float]:
     scored = {}
     if "reliability" in totals:
         before, after = totals["reliability"].double()
-        scored = {"ece": _error(after), "ece/before": _error(before)}
+        scored = {"ece": _calibration_error(after), "ece/before": _calibration_error(before)}
     if "given" in totals:
         whole, answered, right = totals["given"].tolist()
         scored["coverage"] = answered / max(1, whole)
@@ -136,11 +136,11 @@ def tables(totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
     return {name: table.long().tolist() for name, table in counts.items()}
 
 
-def _error(bins: Tensor) -> float:
+def _calibration_error(bins: Tensor) -> float:
     count, right, confidence = bins
     return float((right - confidence).abs().sum() / count.sum().clamp(min=1))
 
 
-def _summed(place_N: Tensor, values: tuple[Tensor, ...], bins: int) -> Tensor:
+def _sum_by_bin(place_N: Tensor, values: tuple[Tensor, ...], bins: int) -> Tensor:
     rows = torch.stack([value_N.double() for value_N in values])
     return rows.new_zeros(len(values), bins).index_add_(1, place_N, rows)

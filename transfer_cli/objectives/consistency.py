@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.batch import Batch, view_of
+from transfer_cli.batch import Batch, select_view
 from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.paraphrases import read_paraphrases
@@ -128,15 +128,15 @@ class Consistency(OfMainHead):
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with a further view: the perturbed copy, or a paraphrase."""
         if self._perturb is None:
-            left, tokens, mask = batch, batch["tokens"], batch["mask"]
+            copy, tokens, mask = batch, batch["tokens"], batch["mask"]
         else:
             tokens, mask = self._perturb(batch, noise)
-            left = self.main.left_in(batch, mask)
+            copy = self.main.drop_hidden_units(batch, mask)
         if self.encoded is not None and self.key in batch:
-            tokens, mask = _with_drawn(self.encoded, batch[self.key], batch, noise, (tokens, mask))
+            tokens, mask = _paraphrase(self.encoded, batch[self.key], batch, noise, (tokens, mask))
         elif self._perturb is None:
             return batch
-        return {**left, "tokens_copy": tokens, "mask_copy": mask}
+        return {**copy, "tokens_copy": tokens, "mask_copy": mask}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the divergence, summed over texts, questions or words, in float32."""
@@ -145,8 +145,8 @@ class Consistency(OfMainHead):
         with nullcontext() if self.symmetric else torch.no_grad():
             first = encoded if self.symmetric else Encoding(model, batch)
             scores_NC = main.scores(model, batch, first)
-            target_NC = main.softened(scores_NC, self.temperature)
-        copy = view_of(batch, "copy")
+            target_NC = main.soften(scores_NC, self.temperature)
+        copy = select_view(batch, "copy")
         other_NC = main.scores(model, copy, Encoding(model, copy))
         each_N = main.divergence(target_NC, other_NC)
         if self.symmetric:
@@ -157,7 +157,7 @@ class Consistency(OfMainHead):
         return {"loss": each_N.sum()}
 
 
-def _with_drawn(
+def _paraphrase(
     encoded: Dataset,
     places_B2: Tensor,
     batch: Batch,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, at_rows, rows_with_target
+from transfer_cli.batch import IGNORE, Batch, rows_with_target, select_rows
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
@@ -21,7 +21,7 @@ from transfer_cli.seeds import ExampleNoise
 
 HEAD = "lm"
 
-PART = 64
+CHUNK = 64
 """Tokens of a part of the vocabulary, in which a draw is looked for."""
 
 
@@ -50,23 +50,23 @@ class LanguageModel(Objective):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the targets, in nats, from their logits alone."""
-        return self.noted_loss(model, batch, encoded)
+        return self.token_loss(model, batch, encoded)
 
-    def noted_loss(
+    def token_loss(
         self,
         model: TransferModel,
         batch: Batch,
         encoded: Encoding,
-        note: Callable[[Tensor, Tensor], None] | None = None,
+        on_logits: Callable[[Tensor, Tensor], None] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the loss; `note` sees logits of some targets, `[R, V]`, and the targets, `[R]`."""
+        """Return the loss; `on_logits` gets logits of some targets, `[R, V]`, and these, `[R]`."""
         rows_N = rows_with_target(batch)
-        target_N = at_rows(batch["target"].flatten(), rows_N)
+        target_N = select_rows(batch["target"].flatten(), rows_N)
         loss = language_model_head(model).summed_loss(
-            at_rows(encoded.top.flatten(0, 1), rows_N),
+            select_rows(encoded.top.flatten(0, 1), rows_N),
             model.backbone.token_embedding.weight,
             target_N,
-            note and (lambda logits_RV, rows: note(logits_RV, target_N[rows])),
+            on_logits and (lambda logits_RV, rows: on_logits(logits_RV, target_N[rows])),
         )
         return {"loss": loss}
 
@@ -85,7 +85,7 @@ class LanguageModel(Objective):
             losses.append(F.cross_entropy(logits_NV, target_T[has_T], reduction="sum"))
         return ExampleResults(torch.stack(losses), has_target_BT.sum(1))
 
-    def predicts(self, batch: Batch) -> Tensor:
+    def prediction_mask(self, batch: Batch) -> Tensor:
         """Return `[B, T]`, True where predictions are meaningful: at the targets."""
         return batch["target"] != IGNORE
 
@@ -98,7 +98,7 @@ class LanguageModel(Objective):
         """
         rows_N = rows_with_target(batch)
         # Outside `no_grad`: the loss is computed from the same states.
-        hidden_ND = at_rows(encoded.top.flatten(0, 1), rows_N)
+        hidden_ND = select_rows(encoded.top.flatten(0, 1), rows_N)
         with torch.no_grad():
             logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
         draw_N = torch.rand(len(rows_N), generator=generator, dtype=torch.float64)
@@ -129,26 +129,26 @@ def draw_tokens(logits_NV: Tensor, draw_N: Tensor) -> Tensor:
     """
     wide_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     share_NV, vocabulary = wide_NV.softmax(-1), wide_NV.shape[1]
-    whole_NV, rest_NR = share_NV.tensor_split((vocabulary // PART * PART,), dim=1)
-    sums = [whole_NV.unflatten(1, (-1, PART)).sum(-1), rest_NR.sum(1, keepdim=True)]
+    whole_NV, rest_NR = share_NV.tensor_split((vocabulary // CHUNK * CHUNK,), dim=1)
+    sums = [whole_NV.unflatten(1, (-1, CHUNK)).sum(-1), rest_NR.sum(1, keepdim=True)]
     sum_NC = torch.cat(sums, 1).double()
     reached_NC = sum_NC.cumsum(1)
     wanted_N1 = draw_N.double()[:, None] * reached_NC[:, -1:]
     part_N1 = torch.searchsorted(reached_NC, wanted_N1, right=True)
-    part_N1 = part_N1.clamp(max=(vocabulary - 1) // PART)
-    token_NP = part_N1 * PART + torch.arange(PART, device=part_N1.device)
+    part_N1 = part_N1.clamp(max=(vocabulary - 1) // CHUNK)
+    token_NP = part_N1 * CHUNK + torch.arange(CHUNK, device=part_N1.device)
     own_NP = share_NV.gather(1, token_NP.clamp(max=vocabulary - 1)).double()
     before_N1 = reached_NC.gather(1, part_N1) - sum_NC.gather(1, part_N1)
     within_N1 = torch.searchsorted(own_NP.cumsum(1), wanted_N1 - before_N1, right=True)
-    return (part_N1 * PART + within_N1).squeeze(1).clamp(max=vocabulary - 1)
+    return (part_N1 * CHUNK + within_N1).squeeze(1).clamp(max=vocabulary - 1)
 
 
-def log_mean(logits: Sequence[Tensor]) -> Tensor:
+def log_mean_softmax(logits: Sequence[Tensor]) -> Tensor:
     """Return the logarithm of the mean of several models' distributions, `[R, V]` like each."""
     each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in logits])
     return each_KRV.logsumexp(0) - math.log(len(logits))
 
 
-def exponential(nats: float) -> float:
+def exp_or_inf(nats: float) -> float:
     """Return e to the `nats`, infinity where a float cannot hold it."""
     return math.exp(nats) if nats < 700 else math.inf

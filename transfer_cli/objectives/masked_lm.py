@@ -17,12 +17,12 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.objectives.base import TaskInfo
-from transfer_cli.objectives.language_model import LanguageModel, exponential
+from transfer_cli.objectives.language_model import LanguageModel, exp_or_inf
 from transfer_cli.seeds import ExampleNoise
 
 Masks = Literal["dynamic", "static"]
 
-LONGEST_SPAN, GOES_ON = 10, 0.8
+MAX_SPAN_WORDS, SPAN_DECAY = 10, 0.8
 """Words of a span: of n with a probability proportional to 0.8^n, so 3.8 on average (SpanBERT)."""
 
 
@@ -100,37 +100,37 @@ class MaskedLM(LanguageModel):
         tokens_BT = batch["tokens"]
         eligible_BT = self._eligible[tokens_BT] & batch["mask"]
         if self.masks == "static" and "epoch" in batch:
-            noise = noise.of_copy(int(batch["epoch"][0]) % self.copies)
+            noise = noise.for_copy(int(batch["epoch"][0]) % self.copies)
         # Three draws a position: whether to select, what to do, which token to put there; and of
         # spans how long they are.
         draws = noise.uniform(batch["index"], tokens_BT.shape[1], 4 if self.spans else 3)
         select_BT, action_BT, token_BT, *length = draws.unbind(-1)
         if self.spans:
-            selected_BT, begin_BT = self._spans(tokens_BT, eligible_BT, select_BT, *length)
+            selected_BT, begin_BT = self._select_spans(tokens_BT, eligible_BT, select_BT, *length)
             action_BT = action_BT.gather(1, begin_BT)
         elif self.whole_word:
-            selected_BT = self._words(tokens_BT, eligible_BT, select_BT)
+            selected_BT = self._select_words(tokens_BT, eligible_BT, select_BT)
         else:
-            selected_BT = self._tokens(eligible_BT, select_BT)
+            selected_BT = self._select_tokens(eligible_BT, select_BT)
         return selected_BT, action_BT, token_BT
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return loss and masked-token perplexity, which is not a likelihood of the text."""
         mean = float(totals["loss"]) / counts["loss"]
-        return {"loss": mean, "masked_token_perplexity": exponential(mean)}
+        return {"loss": mean, "masked_token_perplexity": exp_or_inf(mean)}
 
-    def _tokens(self, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
+    def _select_tokens(self, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = (draw_BT < self.rate) & eligible_BT
         # At least one a sample: the eligible position with the lowest draw.
         lowest = torch.where(eligible_BT, draw_BT, 2.0).argmin(1, keepdim=True)
         none = ~selected_BT.any(1, keepdim=True) & eligible_BT.any(1, keepdim=True)
         return selected_BT | torch.zeros_like(selected_BT).scatter(1, lowest, none)
 
-    def _words(self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
+    def _select_words(self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = torch.zeros_like(eligible_BT)
         word_BT = self._word_numbers(tokens_BT, eligible_BT)
         for row in range(len(tokens_BT)):
-            selected_BT[row] = self._row_words(word_BT[row], eligible_BT[row], draw_BT[row])
+            selected_BT[row] = self._select_row_words(word_BT[row], eligible_BT[row], draw_BT[row])
         return selected_BT
 
     def _word_numbers(self, tokens_BT: Tensor, eligible_BT: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class MaskedLM(LanguageModel):
         breaks_BT[:, 0] = True
         return breaks_BT.long().cumsum(1)
 
-    def _row_words(self, word_T: Tensor, eligible_T: Tensor, draw_T: Tensor) -> Tensor:
+    def _select_row_words(self, word_T: Tensor, eligible_T: Tensor, draw_T: Tensor) -> Tensor:
         positions = eligible_T.nonzero().squeeze(1)
         if not len(positions):
             return torch.zeros_like(eligible_T)
@@ -150,7 +150,7 @@ class MaskedLM(LanguageModel):
         chosen = words[order[before < self.rate * len(positions)]]
         return torch.isin(word_T, chosen) & eligible_T
 
-    def _spans(
+    def _select_spans(
         self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor, length_BT: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return which positions are selected, and where the span of each begins."""
@@ -176,7 +176,7 @@ class MaskedLM(LanguageModel):
         Spans begin at words in the order of their draws. One ends early before a special token,
         before another span, and where the rate is reached.
         """
-        lengths = (length_W * (1 - GOES_ON**LONGEST_SPAN)).neg().log1p() / math.log(GOES_ON)
+        lengths = (length_W * (1 - SPAN_DECAY**MAX_SPAN_WORDS)).neg().log1p() / math.log(SPAN_DECAY)
         starts, sizes = starts_W.tolist(), sizes_W.tolist()
         left, is_free = self.rate * sum(sizes), [True] * len(starts)
         for first in draw_W.argsort().tolist():

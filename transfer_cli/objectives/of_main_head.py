@@ -19,7 +19,7 @@ from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 
 
-def main_of(info: TaskInfo) -> UnitObjective:
+def main_objective(info: TaskInfo) -> UnitObjective:
     """Return the main objective, for a further loss."""
     if isinstance(info.main, UnitObjective):
         return info.main
@@ -42,9 +42,9 @@ class OfMainHead(Objective):
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
-        self.main = main_of(info)
+        self.main = main_objective(info)
         any_text = self.main.units_are_examples
-        if not any_text and _name_of(info.task) != _name_of(self.main.info.task):
+        if not any_text and _task_name(info.task) != _task_name(self.main.info.task):
             raise ConfigError(
                 f"losses.{info.name}.stream: {type(self.main).__name__} answers parts of an "
                 "example, and these examples do not say which; take main, or a stream of rest or "
@@ -62,7 +62,7 @@ class OfMainHead(Objective):
         return {"loss": self.main.num_units(batch)}
 
 
-def _name_of(task: Any) -> str | None:
+def _task_name(task: Any) -> str | None:
     return None if task is None else task.name
 
 
@@ -108,24 +108,20 @@ class Distillation(OfMainHead):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts, questions or words that are not left out."""
-        return {"loss": int(self._kept(self._answers(batch)).sum())}
+        return {"loss": int(self._is_confident(self._answers(batch)).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the divergence from the teachers, summed, in float32."""
-        given_NC = answers_NC = self._answers(batch)
+        teacher_NC = answers_NC = self._answers(batch)
         if self.hard:
-            likeliest_N1 = given_NC.argmax(1, keepdim=True)
-            answers_NC = torch.zeros_like(given_NC).scatter(1, likeliest_N1, 1.0)
+            likeliest_N1 = teacher_NC.argmax(1, keepdim=True)
+            answers_NC = torch.zeros_like(teacher_NC).scatter(1, likeliest_N1, 1.0)
         scores_NC = self.main.scores(model, batch, encoded)
         answers_NC = answers_NC[:, : scores_NC.shape[1]]  # of choices, a batch may have fewer
-        each_N = self.main.divergence(
-            *(
-                self.main.softened(each_NC, self.temperature)
-                for each_NC in (self.main.scores_of(answers_NC), scores_NC)
-            )
-        )
-        kept_N = self._kept(given_NC)
-        return {"loss": self.temperature**2 * torch.where(kept_N, each_N, 0).sum()}
+        target_NC = self.main.soften(self.main.answer_scores(answers_NC), self.temperature)
+        each_N = self.main.divergence(target_NC, self.main.soften(scores_NC, self.temperature))
+        is_confident_N = self._is_confident(teacher_NC)
+        return {"loss": self.temperature**2 * torch.where(is_confident_N, each_N, 0).sum()}
 
     def _answers(self, batch: Batch) -> Tensor:
         if self.key not in batch:
@@ -133,9 +129,9 @@ class Distillation(OfMainHead):
                 f"losses.{self.info.name}: what the teachers say comes with a run's own data; "
                 "evaluate the main loss"
             )
-        return self.main.of_units(batch[self.key], batch)
+        return self.main.unit_values(batch[self.key], batch)
 
-    def _kept(self, answers_NC: Tensor) -> Tensor:
+    def _is_confident(self, answers_NC: Tensor) -> Tensor:
         if not self.confidence:
             return torch.ones_like(answers_NC[:, 0], dtype=torch.bool)
-        return self.main.confidence(self.main.scores_of(answers_NC)) > self.confidence
+        return self.main.confidence(self.main.answer_scores(answers_NC)) > self.confidence

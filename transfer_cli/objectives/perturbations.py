@@ -16,7 +16,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.seeds import ExampleNoise
 
-_PORTION = 512
+_BATCH_SIZE = 512
 
 
 class Perturbation(ABC):
@@ -44,10 +44,10 @@ class Perturbation(ABC):
         drawn = torch.stack(
             [noise.uniform(batch["index"], length, 2, part=part) for part in range(parts)], 1
         ).view(*tokens.shape, 2)
-        changed = self.chosen(tokens, mask, drawn[..., 0])
+        changed = self.choose_positions(tokens, mask, drawn[..., 0])
         return self.change(tokens, mask, changed & mask & self._ordinary_V[tokens], drawn[..., 1])
 
-    def chosen(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
+    def choose_positions(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
         """Return which positions are changed, if their tokens are not special."""
         return draw < self.rate
 
@@ -90,8 +90,8 @@ class Unigram(Perturbation):
 
     def on_data(self, data: Dataset) -> None:
         count_V, texts_V = torch.zeros(2, len(self._ordinary_V), dtype=torch.float64)
-        for first in range(0, len(data), _PORTION):
-            batch = data.batch(np.arange(first, min(first + _PORTION, len(data))))
+        for first in range(0, len(data), _BATCH_SIZE):
+            batch = data.batch(np.arange(first, min(first + _BATCH_SIZE, len(data))))
             for tokens, mask in zip(batch["tokens"], batch["mask"], strict=True):
                 found_V = torch.bincount(tokens[mask], minlength=len(count_V))
                 count_V += found_V
@@ -99,13 +99,13 @@ class Unigram(Perturbation):
         self._learn(count_V * self._ordinary_V, texts_V * self._ordinary_V, len(data))
 
     def _learn(self, count_V: Tensor, texts_V: Tensor, texts: int) -> None:
-        self._upper_V = _upper(count_V)
+        self._cumulative_V = _cumulative_shares(count_V)
 
     def change(
         self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
     ) -> tuple[Tensor, Tensor]:
-        drawn = torch.searchsorted(self._upper_V, draw.double(), right=True)
-        return torch.where(changed, drawn.clamp(max=len(self._upper_V) - 1), tokens), mask
+        drawn = torch.searchsorted(self._cumulative_V, draw.double(), right=True)
+        return torch.where(changed, drawn.clamp(max=len(self._cumulative_V) - 1), tokens), mask
 
 
 class TfIdf(Unigram):
@@ -118,9 +118,11 @@ class TfIdf(Unigram):
     def _learn(self, count_V: Tensor, texts_V: Tensor, texts: int) -> None:
         self._idf_V = torch.where(texts_V > 0, (texts / texts_V.clamp(min=1)).log(), 0.0).float()
         weight_V = count_V * self._idf_V
-        self._upper_V = _upper((weight_V.max() - weight_V) * (count_V > 0))
+        below_V = (weight_V.max() - weight_V) * (count_V > 0)
+        # Where all say equally much, as often as they occur.
+        self._cumulative_V = _cumulative_shares(below_V if below_V.any() else count_V)
 
-    def chosen(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
+    def choose_positions(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
         real = mask & self._ordinary_V[tokens]
         same = (tokens[..., :, None] == tokens[..., None, :]) & real[..., None, :]
         count = real.sum(-1, keepdim=True).clamp(min=1)
@@ -132,10 +134,10 @@ class TfIdf(Unigram):
         return draw < (self.rate * share).clamp(max=1.0)
 
 
-def _upper(weight_V: Tensor) -> Tensor:
+def _cumulative_shares(weight_V: Tensor) -> Tensor:
     """Return the upper end, in [0, 1], of each token's part of what is drawn from."""
     total = weight_V.sum()
-    if not total:  # all texts are empty, or all tokens say equally much
+    if not total:  # all texts are empty
         weight_V, total = torch.ones_like(weight_V), torch.tensor(float(len(weight_V)))
     return weight_V.double().cumsum(0) / total
 

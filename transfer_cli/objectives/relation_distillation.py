@@ -15,7 +15,7 @@ from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.attention import AttentionInputs, Projections, masked_scores
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.probes import probed
+from transfer_cli.model.probes import set_probe
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
@@ -23,10 +23,10 @@ from transfer_cli.objectives.with_teachers import WithTeachers
 
 ATTENTION_AND_VALUES = {"attention": ("query", "key"), "values": ("value", "value")}
 """The relations of the first paper: which two projections each is the product of."""
-OF_EACH = {"queries": ("query", "query"), "keys": ("key", "key"), "values": ("value", "value")}
+SELF_PAIRS = {"queries": ("query", "query"), "keys": ("key", "key"), "values": ("value", "value")}
 """Those of the second, which need no equal numbers of heads."""
 
-_OF_ROWS = ("row_text", "row_places")
+_PACKING_KEYS = ("row_text", "row_places")
 """How `loop.pack` lays a batch out."""
 
 
@@ -65,7 +65,7 @@ class RelationDistillation(WithTeachers):
             at_least("heads", self.heads, 1)
         if self.teacher_layer is not None:
             at_least("teacher_layer", self.teacher_layer, 0)
-        self.relations = ATTENTION_AND_VALUES if self.heads is None else OF_EACH
+        self.relations = ATTENTION_AND_VALUES if self.heads is None else SELF_PAIRS
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -85,13 +85,13 @@ class RelationDistillation(WithTeachers):
             return f"has the blocks 0 to {teacher.depth - 1}, so there is no teacher_layer={layer}"
         if layer is not None and teacher.distinct_blocks < teacher.depth:
             return "has blocks that share their weights; leave teacher_layer out"
-        return self._uncut("", teacher, teacher.depth - 1 if layer is None else layer)
+        return self._relation_problem("", teacher, teacher.depth - 1 if layer is None else layer)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         student = backbone.shape
         for teacher in self.shapes:
-            problem = self._uncut("model: the student ", student, student.depth - 1)
-            problem = problem or self._unequal(student, teacher)
+            problem = self._relation_problem("model: the student ", student, student.depth - 1)
+            problem = problem or self._head_count_problem(student, teacher)
             if problem:
                 raise ConfigError(problem)
         return {}
@@ -102,7 +102,7 @@ class RelationDistillation(WithTeachers):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each relation's divergence summed over real tokens, in nats and float32."""
         (teacher,) = self.teacher_models
-        tokens = {key: value for key, value in self.tokens_of(batch).items() if key not in _OF_ROWS}
+        tokens = self.without_states({k: v for k, v in batch.items() if k not in _PACKING_KEYS})
         with torch.no_grad():
             theirs = _projections(teacher, tokens, self.teacher_layer)
         # A pass of its own: one that other losses began has recorded nothing.
@@ -130,14 +130,14 @@ class RelationDistillation(WithTeachers):
             *(replace(plain, name=name) for name in self.relations),
         )
 
-    def _uncut(self, whose: str, shape: BackboneShape, layer: int) -> str:
+    def _relation_problem(self, whose: str, shape: BackboneShape, layer: int) -> str:
         """Return why a block's relations cannot be compared, and a cure; else ""."""
         if shape.has_window[layer] or shape.is_sparse:
             return (
                 f"{whose}has a window of attention in its block {layer}, or sparse attention, and "
                 "relations are of all that a query may see; take a block or model without"
             )
-        widths = {shape.heads * shape.head_size, shape.shared_heads * shape.head_size}
+        widths = {shape.heads * shape.head_size, shape.kv_heads * shape.head_size}
         if self.heads is not None and any(width % self.heads for width in widths):
             many = " and ".join(map(str, sorted(widths)))
             return (
@@ -146,13 +146,13 @@ class RelationDistillation(WithTeachers):
             )
         return ""
 
-    def _unequal(self, student: BackboneShape, teacher: BackboneShape) -> str:
+    def _head_count_problem(self, student: BackboneShape, teacher: BackboneShape) -> str:
         """Return that the heads of both sides are not equally many, and a cure; else ""."""
         if self.heads is not None:
             return ""
         for option, what, few, many in (
             ("heads", "heads", student.heads, teacher.heads),
-            ("key_value_heads", "heads of keys", student.shared_heads, teacher.shared_heads),
+            ("key_value_heads", "heads of keys", student.kv_heads, teacher.kv_heads),
         ):
             if few != many:
                 return (
@@ -164,13 +164,13 @@ class RelationDistillation(WithTeachers):
 
     def _log_relation(self, projections: Projections, left: str, right: str) -> Tensor:
         """Return the logarithm of a relation, `[B, A, T, S]`, -inf where a query sees no key."""
-        first, second = (self._parts(getattr(projections, name)) for name in (left, right))
+        first, second = (self._split_heads(getattr(projections, name)) for name in (left, right))
         if left != right:
             second = second.repeat_interleave(first.shape[1] // second.shape[1], dim=1)
             return masked_scores(first, second, projections.inputs).float().log_softmax(-1)
-        return masked_scores(first, first, _seen_alone(projections.inputs)).float().log_softmax(-1)
+        return masked_scores(first, first, _mask_only(projections.inputs)).float().log_softmax(-1)
 
-    def _parts(self, states_BHTW: Tensor) -> Tensor:
+    def _split_heads(self, states_BHTW: Tensor) -> Tensor:
         if self.heads is None:
             return states_BHTW
         parts: Tensor = states_BHTW.transpose(1, 2).flatten(2).unflatten(2, (self.heads, -1))
@@ -180,12 +180,12 @@ class RelationDistillation(WithTeachers):
 def _projections(model: TransferModel, batch: Batch, layer: int | None) -> Projections:
     """Return what a block's attention computes with; the last block's, unless a layer is given."""
     projections: dict[int, Projections] = {}
-    with probed(model.backbone, projections=projections.__setitem__):
+    with set_probe(model.backbone, projections=projections.__setitem__):
         Encoding(model, batch).states  # noqa: B018 - computes them
     return projections[model.backbone.shape.depth - 1 if layer is None else layer]
 
 
-def _seen_alone(inputs: AttentionInputs) -> AttentionInputs:
+def _mask_only(inputs: AttentionInputs) -> AttentionInputs:
     """Return what queries see, without the biases that a position kind adds to it."""
     attn_mask = inputs.attn_mask
     if attn_mask is None or attn_mask.dtype == torch.bool:

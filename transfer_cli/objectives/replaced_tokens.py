@@ -13,20 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, Counts, Sums, at_rows, rows_compared, rows_with_target
+from transfer_cli.batch import (
+    IGNORE,
+    Batch,
+    Counts,
+    Sums,
+    rows_compared,
+    rows_with_target,
+    select_rows,
+)
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, raised_as
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.borrowing import borrower, narrowed
-from transfer_cli.model.heads import LanguageModelHead, TokenJudge
+from transfer_cli.model.borrowing import borrowing_model, narrowed_shape
+from transfer_cli.model.heads import LanguageModelHead, TokenDiscriminator
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ModelPart, Objective, TaskInfo
 from transfer_cli.objectives.language_model import (
     HEAD,
     draw_tokens,
-    exponential,
+    exp_or_inf,
     language_model_head,
 )
 from transfer_cli.objectives.masked_lm import MaskedLM, Masks
@@ -40,7 +48,7 @@ GENERATOR, DISCRIMINATOR, COPY = "generator", "discriminator", "copy"
 _MASKING = ("rate", "whole_word", "spans", "masks", "copies")
 """The options that are those of `MaskedLM`."""
 
-BINS, WIDEST = 4096, 16.0
+LOGIT_BINS, MAX_LOGIT = 4096, 16.0
 """Answers are counted by their logit, in so many equal parts of plus and minus so much."""
 
 
@@ -130,12 +138,11 @@ class ReplacedTokens(Objective):
         """Return the generator, as a masked language model."""
         if self.width is None:
             return {}
-        masking = self.masking
         node = {
             "_target_": f"{MaskedLM.__module__}.{MaskedLM.__qualname__}",
-            **{name: getattr(masking, name) for name in _MASKING},
+            **{name: getattr(self.masking, name) for name in _MASKING},
         }
-        return {GENERATOR: ModelPart(narrowed(shape, self.width, self.depth), node)}
+        return {GENERATOR: ModelPart(narrowed_shape(shape, self.width, self.depth), node)}
 
     def check_start(self, model: TransferModel, inherited: Set[str]) -> None:
         """Refuse what cannot train, or could not be written."""
@@ -157,9 +164,11 @@ class ReplacedTokens(Objective):
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         with raised_as(ConfigError, f"{self.info.key}."):
             parts = self.parts_of(backbone.shape)
-        modules: dict[str, nn.Module] = {n: borrower(p.shape, backbone) for n, p in parts.items()}
+        modules: dict[str, nn.Module] = {
+            n: borrowing_model(p.shape, backbone) for n, p in parts.items()
+        }
         if self.detects:
-            return {**modules, DISCRIMINATOR: TokenJudge(backbone.shape)}
+            return {**modules, DISCRIMINATOR: TokenDiscriminator(backbone.shape)}
         modules[HEAD] = LanguageModelHead(backbone.shape, backbone.vocabulary)
         if self.mode == "all_tokens":
             modules[COPY] = nn.Linear(backbone.shape.width, 1)
@@ -195,42 +204,37 @@ class ReplacedTokens(Objective):
         return {GENERATOR: counts[GENERATOR], **rows}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        sums, _, _ = self._pass(model, batch)
-        return sums
+        return self._forward(model, batch)[0]
 
     def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return both terms, the number of replaced tokens, and of detection its answers counted.
 
-        `answers` is `[2, BINS]`: how many original and replaced tokens got which logit.
+        `answers` is `[2, LOGIT_BINS]`: how many original and replaced tokens got which logit.
         """
-        sums, replaced_N, logit_N = self._pass(model, batch)
+        sums, replaced_N, logit_N = self._forward(model, batch)
         tallies = {**sums, "replaced": replaced_N.sum()}
         if logit_N is None:
             return tallies
-        share_N = (logit_N.clamp(-WIDEST, WIDEST) + WIDEST) / (2 * WIDEST)
-        bin_N = (share_N * BINS).long().clamp(max=BINS - 1)
-        answers = torch.zeros(2 * BINS, dtype=torch.long, device=logit_N.device)
-        answers.index_add_(0, bin_N + BINS * replaced_N, torch.ones_like(bin_N))
-        return {**tallies, "answers": answers.view(2, BINS)}
+        share_N = (logit_N.clamp(-MAX_LOGIT, MAX_LOGIT) + MAX_LOGIT) / (2 * MAX_LOGIT)
+        bin_N = (share_N * LOGIT_BINS).long().clamp(max=LOGIT_BINS - 1)
+        answers = torch.zeros(2 * LOGIT_BINS, dtype=torch.long, device=logit_N.device)
+        answers.index_add_(0, bin_N + LOGIT_BINS * replaced_N, torch.ones_like(bin_N))
+        return {**tallies, "answers": answers.view(2, LOGIT_BINS)}
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return the measures, see `declared_metrics`."""
         means = {term: float(totals[term]) / max(1, counts[term]) for term in self.weights}
         loss = sum(float(totals[term]) for term in self.weights) / max(1, counts[self.term])
         replaced = float(totals["replaced"]) / max(1, counts[self.term])
-        of_generator = {"replaced": replaced, "generator_perplexity": exponential(means[GENERATOR])}
+        generator = {"replaced": replaced, "generator_perplexity": exp_or_inf(means[GENERATOR])}
         if not self.detects:
-            return {
-                "loss": loss,
-                "restored_perplexity": exponential(means[self.term]),
-                **of_generator,
-            }
+            return {"loss": loss, "restored_perplexity": exp_or_inf(means[self.term]), **generator}
         return {
             "loss": loss,
             "auc": area_under_curve(totals["answers"]),
             "detect_loss": means[self.term],
-            "detect_excess": means[self.term] - entropy(replaced),
-            **of_generator,
+            "detect_excess": means[self.term] - binary_entropy(replaced),
+            **generator,
         }
 
     def declared_metrics(self) -> tuple[Metric, ...]:
@@ -246,18 +250,18 @@ class ReplacedTokens(Objective):
             replace(LOSS, per_example=False),
             partial(replace, perplexity("restored_perplexity"), headline=False, per_example=False),
         )
-        of_model: tuple[Metric, ...] = (perplexity_of(),)
+        own: tuple[Metric, ...] = (perplexity_of(),)
         if self.detects:
-            of_model = (
+            own = (
                 Metric("auc", higher_is_better=True, unit="fraction"),
                 replace(loss, name="detect_loss"),
                 Metric("detect_excess", higher_is_better=False),
             )
         replaced = Metric("replaced", higher_is_better=False, unit="fraction")
         generator = perplexity_of(name="generator_perplexity")
-        return replace(loss, headline=True), *of_model, replaced, generator
+        return replace(loss, headline=True), *own, replaced, generator
 
-    def _read(self, model: TransferModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _corrupt(self, model: TransferModel, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the generator's summed loss, and the text with its draws, `[B, T]`."""
         if GENERATOR not in model.heads:
             raise RunError(
@@ -266,45 +270,45 @@ class ReplacedTokens(Objective):
             )
         generator = cast("TransferModel", model.heads[GENERATOR])
         rows_N = rows_with_target(batch)
-        draw_N = at_rows(batch["draw"].flatten(), rows_N)
+        draw_N = select_rows(batch["draw"].flatten(), rows_N)
         drawn_N = torch.empty_like(rows_N)
 
         def draw(logits_RV: Tensor, rows: slice) -> None:
             drawn_N[rows] = draw_tokens(logits_RV.detach() / self.temperature, draw_N[rows])
 
         loss = language_model_head(generator).summed_loss(
-            at_rows(Encoding(generator, batch).top.flatten(0, 1), rows_N),
+            select_rows(Encoding(generator, batch).top.flatten(0, 1), rows_N),
             model.backbone.token_embedding.weight,
-            at_rows(batch["target"].flatten(), rows_N),
+            select_rows(batch["target"].flatten(), rows_N),
             draw,
         )
         tokens_BT = batch["tokens"]
         return loss, tokens_BT.flatten().index_copy(0, rows_N, drawn_N).view_as(tokens_BT)
 
-    def _pass(
+    def _forward(
         self, model: TransferModel, batch: Batch
     ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
         """Return both terms, which of the N tokens are replaced, and the logit of each.
 
         There are none where the tokens are to be restored.
         """
-        generator, read_BT = self._read(model, batch)
+        generator_loss, read_BT = self._corrupt(model, batch)
         rows_N = rows_compared(batch)
         original_BT = torch.where(batch["target"] == IGNORE, batch["tokens"], batch["target"])
-        original_N = at_rows(original_BT.flatten(), rows_N)
-        replaced_N = at_rows(read_BT.flatten(), rows_N) != original_N
+        original_N = select_rows(original_BT.flatten(), rows_N)
+        replaced_N = select_rows(read_BT.flatten(), rows_N) != original_N
         top_BTD = Encoding(model, {**batch, "tokens": read_BT}).top
-        top_ND = at_rows(top_BTD.flatten(0, 1), rows_N)
+        top_ND = select_rows(top_BTD.flatten(0, 1), rows_N)
         logit_N = None
         if self.detects:
             logit_N = model.heads[DISCRIMINATOR](top_ND).float()
             is_one_N = replaced_N.to(logit_N.dtype)
             loss = F.binary_cross_entropy_with_logits(logit_N, is_one_N, reduction="sum")
         else:
-            loss = self._restore(model, top_ND, original_N, ~replaced_N)
-        return {GENERATOR: generator, self.term: loss}, replaced_N, logit_N
+            loss = self._restoration_loss(model, top_ND, original_N, ~replaced_N)
+        return {GENERATOR: generator_loss, self.term: loss}, replaced_N, logit_N
 
-    def _restore(
+    def _restoration_loss(
         self, model: TransferModel, top_ND: Tensor, original_N: Tensor, is_read_N: Tensor
     ) -> Tensor:
         head, table_VD = language_model_head(model), model.backbone.token_embedding.weight
@@ -314,7 +318,7 @@ class ReplacedTokens(Objective):
         return head.summed_copy_loss(top_ND, table_VD, gate_N, original_N, is_read_N)
 
 
-def entropy(share: float) -> float:
+def binary_entropy(share: float) -> float:
     """Return the loss in nats of who knows nothing but how large a share is."""
     return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
 

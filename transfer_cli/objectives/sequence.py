@@ -151,19 +151,19 @@ class SequenceObjective(UnitObjective):
         pooling: Pooling = model.heads[self.head].pooling  # type: ignore[assignment]
         return pooling
 
-    def of_texts(self, model: TransferModel, encoded: Encoding) -> Tensor:
+    def text_outputs(self, model: TransferModel, encoded: Encoding) -> Tensor:
         """Return what the head says of each text, in float32, `[S, N]`."""
-        return self.read(model, encoded.pooled(self.head_pooling(model)))
+        return self.head_outputs(model, encoded.pooled(self.head_pooling(model)))
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """See `Objective`: what the head says, in float32, `[B, N]`."""
-        return self.of_texts(model, encoded)
+        return self.text_outputs(model, encoded)
 
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the outputs of the head; see `UnitObjective`."""
         return self.outputs(model, batch, encoded)
 
-    def read(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
+    def head_outputs(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
         """Return what the head says of vectors, in float32, `[B, N]`."""
         heads = model.heads
         pooler = heads[POOLER] if POOLER in heads and self.pooler is not False else None

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, Counts, Sums, at_rows, rows_compared, rows_with_target
+from transfer_cli.batch import Batch, Counts, Sums, rows_compared, rows_with_target, select_rows
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, listed
+from transfer_cli.errors import ConfigError, RunError, above_zero, at_least, list_names
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
@@ -26,7 +26,7 @@ from transfer_cli.objectives.language_model import (
     HEAD,
     LanguageModel,
     language_model_head,
-    log_mean,
+    log_mean_softmax,
 )
 from transfer_cli.seeds import ExampleNoise
 
@@ -88,7 +88,7 @@ class WithTeachers(Objective):
         return self._teacher_models
 
     @staticmethod
-    def tokens_of(batch: Batch) -> Batch:
+    def without_states(batch: Batch) -> Batch:
         """Return a batch without the states that the student's frozen backbone has at its texts."""
         return {key: value for key, value in batch.items() if key not in ("states", "pooled")}
 
@@ -195,7 +195,7 @@ class DistilLM(WithTeachers):
         """
         view = self.language_model.prepare(batch, noise)
         is_read_whole = self.direction == "bidirectional"
-        compared_BT = view["mask"] if is_read_whole else self.language_model.predicts(view)
+        compared_BT = view["mask"] if is_read_whole else self.language_model.prediction_mask(view)
         return {**view, "compared": compared_BT}
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -209,23 +209,23 @@ class DistilLM(WithTeachers):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term, summed over its positions, in float32; losses are in nats."""
         sums = self.language_model.loss_sums(model, batch, encoded)
-        return sums | self._compared(model, batch, encoded)
+        return sums | self._teacher_sums(model, batch, encoded)
 
     def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         sums = self.language_model.metric_sums(model, batch, encoded)
-        return sums | self._compared(model, batch, encoded)
+        return sums | self._teacher_sums(model, batch, encoded)
 
-    def _compared(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+    def _teacher_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return the terms of the teachers."""
         with torch.no_grad():
-            tokens = self.tokens_of(batch)
+            tokens = self.without_states(batch)
             tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.teacher_models]
         student = encoded.top.flatten(0, 1)
         rows_N = rows_with_target(batch) if self.only_masked else rows_compared(batch)
         sums = {"divergence": self._divergence(model, student, tops, rows_N)}
         if self.cosine_weight:
-            own_ND = at_rows(student, rows_compared(batch)).float()
-            theirs = [at_rows(top, rows_compared(batch)).float() for top in tops]
+            own_ND = select_rows(student, rows_compared(batch)).float()
+            theirs = [select_rows(top, rows_compared(batch)).float() for top in tops]
             cosines = [F.cosine_similarity(own_ND, each_ND, dim=-1) for each_ND in theirs]
             sums["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
         return sums
@@ -259,18 +259,17 @@ class DistilLM(WithTeachers):
     def _divergence(
         self, model: TransferModel, student: Tensor, tops: list[Tensor], rows_N: Tensor
     ) -> Tensor:
-        states = [at_rows(top, rows_N) for top in tops]
+        states = [select_rows(top, rows_N) for top in tops]
 
         def logits(rows: slice) -> Tensor:
-            of_teachers = [
+            each = [
                 teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
                 for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
-            only: Tensor = of_teachers[0]
-            return only if len(of_teachers) == 1 else log_mean(of_teachers)
+            return each[0] if len(each) == 1 else log_mean_softmax(each)
 
         return language_model_head(model).summed_divergence(
-            at_rows(student, rows_N),
+            select_rows(student, rows_N),
             model.backbone.token_embedding.weight,
             logits,
             self.temperature,
@@ -323,8 +322,8 @@ class SourceDistillation(Objective):
         if new:
             raise ConfigError(
                 f"{self.info.key}: source distillation keeps the predictions of a pretrained "
-                f"language model, but {listed(new)} did not come from one; give init_from=RUN of a "
-                "language model (transfer pretrain), and no edit that replaces a part of it"
+                f"language model, but {list_names(new)} did not come from one; give init_from=RUN "
+                "of a language model (transfer pretrain), and no edit that replaces a part of it"
             )
         self._source = source.eval().requires_grad_(requires_grad=False)
 
@@ -335,9 +334,9 @@ class SourceDistillation(Objective):
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the language model's view with `compared`, `[B, T]` bool, instead of `target`."""
         view = self.language_model.prepare(batch, noise)
-        compared_BT = self.language_model.predicts(view)
-        kept = {key: value for key, value in view.items() if key != "target"}
-        return {**kept, "compared": compared_BT}
+        compared_BT = self.language_model.prediction_mask(view)
+        inputs = {key: value for key, value in view.items() if key != "target"}
+        return {**inputs, "compared": compared_BT}
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"loss": int(batch["compared"].sum())}
@@ -358,7 +357,7 @@ class SourceDistillation(Objective):
 
     def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         logits_NV: Tensor = model.heads[HEAD](
-            at_rows(encoded.top.flatten(0, 1), rows_compared(batch)),
+            select_rows(encoded.top.flatten(0, 1), rows_compared(batch)),
             model.backbone.token_embedding.weight,
         )
         return (logits_NV.float() / self.temperature).log_softmax(-1)

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-NAMES = ("params", "layer", "scale")
+_NAME_KEYS = ("params", "layer", "scale")
 """What a step does not read of a group, beside its parameters; see `assembly.optimizer`."""
 
 
-def bare(method: Callable[..., Any]) -> Callable[..., Any]:
+def undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method without its decorators."""
     plain: Callable[..., Any] = getattr(method, "__wrapped__", method)
     return plain
@@ -25,8 +25,8 @@ def bare(method: Callable[..., Any]) -> Callable[..., Any]:
 class EagerOptimizer(Optimizer):
     """An optimizer whose common methods are not decorated."""
 
-    add_param_group = bare(Optimizer.add_param_group)
-    zero_grad = bare(Optimizer.zero_grad)
+    add_param_group = undecorated(Optimizer.add_param_group)
+    zero_grad = undecorated(Optimizer.zero_grad)
 
 
 class AdamW(EagerOptimizer, torch.optim.AdamW):
@@ -41,13 +41,13 @@ class AdamW(EagerOptimizer, torch.optim.AdamW):
         Groups that differ in names alone are stepped as one: each costs the host several launches.
         """
         groups = self.param_groups
-        self.param_groups = merged(groups)
+        self.param_groups = merge_groups(groups)
         try:
             if closure is None and all(_is_plain(group) for group in self.param_groups):
                 for group in self.param_groups:
                     step_fused(self, group["params"], group)
                 return None
-            loss: float | None = bare(torch.optim.AdamW.step)(self, closure)
+            loss: float | None = undecorated(torch.optim.AdamW.step)(self, closure)
         finally:
             self.param_groups = groups
         return loss
@@ -91,12 +91,12 @@ def step_fused(optimizer: Optimizer, parameters: list[Tensor], group: Mapping[st
     )
 
 
-def merged(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the groups, with the parameters of those that differ in names alone put together."""
     together: list[dict[str, Any]] = []
     for group in groups:
         for other in together:
-            if all(other[key] == value for key, value in group.items() if key not in NAMES):
+            if all(other[key] == value for key, value in group.items() if key not in _NAME_KEYS):
                 other["params"] = [*other["params"], *group["params"]]
                 break
         else:

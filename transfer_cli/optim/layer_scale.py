@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from transfer_cli.errors import above_zero, nearest
+from transfer_cli.errors import above_zero, did_you_mean
 
 
 class LayerScale(Protocol):
@@ -87,6 +87,6 @@ class PerGroup:
         for pattern in self.rates:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ValueError(
-                    f"rates.{pattern} matches no layer group.{nearest(pattern, names)} "
+                    f"rates.{pattern} matches no layer group.{did_you_mean(pattern, names)} "
                     f"The groups are {', '.join(names)}"
                 )

@@ -1,9 +1,9 @@
 """L-BFGS: a step that goes on until the loss is at its minimum.
 
 A step asks for loss and gradient as often as it needs them, so they must be the same each time, and
-those of all training examples (`assembly.optimizer.check_solver` refuses anything else). Then the
-result is that of the loss alone: for a linear classifier on frozen features, of a convex one, it is
-the only minimum there is, whatever the start, the order of the texts or the number of processes.
+those of all training examples (`assembly.drawing` refuses anything else). Then the result is that
+of the loss alone: for a linear classifier on frozen features, of a convex one, it is the only
+minimum there is, whatever the start, the order of the texts or the number of processes.
 """
 
 import logging
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from transfer_cli.errors import above_zero, at_least
-from transfer_cli.optim.eager import EagerOptimizer, bare
+from transfer_cli.optim.eager import EagerOptimizer, undecorated
 
 log = logging.getLogger(__name__)
 
-OF_DECAY = 0.1
+GRADIENT_SHARE = 0.1
 """At a minimum no entry of the gradient is larger than this share of the weight decay, which is the
 penalty's own gradient at a weight of 1. Where that is weak, a small gradient alone says little: the
 loss of labels that a line parts is nearly flat long before its minimum."""
@@ -39,10 +39,10 @@ class LBFGS(EagerOptimizer):
     Source: Liu and Nocedal 1989; line search by the strong Wolfe conditions (`torch.optim.LBFGS`).
 
     Args:
-        params: Parameters, or groups of them; a group's own weight decay wins.
+        params: Parameters, or groups of them; one whose own weight decay is 0 does not decay.
         lr: Unused: line searches find the length of each move, and begin with a quasi-Newton one.
         weight_decay: One strength, or one for each step.
-        tolerance: The step is done when no entry of the gradient is larger; see also `OF_DECAY`.
+        tolerance: A step ends when no entry of the gradient is larger; see also `GRADIENT_SHARE`.
         evaluations: How often a step may ask for loss and gradient.
         history: How many earlier gradients a direction is made of.
     """
@@ -93,7 +93,7 @@ class LBFGS(EagerOptimizer):
                     weight.grad.add_(weight, alpha=strength)
             return loss
 
-        tolerance = min(self.tolerance, OF_DECAY * strength or math.inf)
+        tolerance = min(self.tolerance, GRADIENT_SHARE * strength or math.inf)
         solver = TorchLBFGS(
             list(moving), lr=1.0, line_search_fn="strong_wolfe", tolerance_grad=tolerance,
             **self._settings,
@@ -110,4 +110,4 @@ class LBFGS(EagerOptimizer):
 class TorchLBFGS(EagerOptimizer, torch.optim.LBFGS):
     """Torch's, which knows one group of parameters and no weight decay."""
 
-    step = torch.no_grad()(bare(torch.optim.LBFGS.step))
+    step = torch.no_grad()(undecorated(torch.optim.LBFGS.step))

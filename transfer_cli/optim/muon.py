@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from transfer_cli.errors import above_zero, at_least
-from transfer_cli.optim.eager import EagerOptimizer, merged, step_fused
+from transfer_cli.optim.eager import EagerOptimizer, merge_groups, step_fused
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic polynomial (Jordan et al. 2024): steep at 0, then close to 1."""
 
-_ROUNDS = 5
+_NUM_ITERATIONS = 5
 
 _SMALLEST_NORM = 1e-7
 
@@ -84,9 +84,9 @@ class MuonWithAdamW(EagerOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in merged([_part(group, by_muon=True) for group in self.param_groups]):
+        for group in merge_groups([_subgroup(group, by_muon=True) for group in self.param_groups]):
             self._step_muon(group["params"], group)
-        for group in merged([_part(group, by_muon=False) for group in self.param_groups]):
+        for group in merge_groups([_subgroup(group, by_muon=False) for group in self.param_groups]):
             step_fused(self, group["params"], group)
         return loss
 
@@ -102,31 +102,31 @@ class MuonWithAdamW(EagerOptimizer):
         """Update matrices by Muon, those of equal shape at once.
 
         Until a shape is done, all its gradients are there once more (where the device may skip the
-        step), and twice in the type that `orthogonal` computes in.
+        step), and twice in the type that `orthogonalize` computes in.
         """
         momentum, rate = group["momentum"], group["lr"] * group["matrix_rate"]
         # torch's scaler takes both away again.
         found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        for stack in _by_shape(matrices):
-            weights = [_on_its_side(matrix) for matrix in stack]
-            averages = [_on_its_side(self._average(matrix)) for matrix in stack]
-            gradients = [_on_its_side(m.grad) for m in stack if m.grad is not None]
+        for stack in _group_by_shape(matrices):
+            weights = [_as_wide(matrix) for matrix in stack]
+            averages = [_as_wide(self._average(matrix)) for matrix in stack]
+            gradients = [_as_wide(m.grad) for m in stack if m.grad is not None]
             if divisor is not None:
                 torch._foreach_div_(gradients, divisor)
             decay: float | Tensor = 1 - rate * group["weight_decay"]
             if found_inf is not None:
                 # An average is its own gradient then, so that it stays and all numbers are finite.
-                kept = found_inf == 0
+                finite = found_inf == 0
                 pairs = zip(gradients, averages, strict=True)
-                gradients = [gradient.where(kept, average) for gradient, average in pairs]
-                decay = torch.where(kept, decay, 1.0)
+                gradients = [gradient.where(finite, average) for gradient, average in pairs]
+                decay = torch.where(finite, decay, 1.0)
             torch._foreach_lerp_(averages, gradients, 1 - momentum)
             torch._foreach_lerp_(gradients, averages, momentum)
             if hasattr(gradients[0], "full_tensor"):
-                directions = [_orthogonal_shard(gradient) for gradient in gradients]
+                directions = [_orthogonalize_shard(gradient) for gradient in gradients]
             else:
-                directions_KMN = orthogonal(gradients)
-                directions = [*(directions_KMN if found_inf is None else directions_KMN * kept)]
+                directions_KMN = orthogonalize(gradients)
+                directions = [*(directions_KMN if found_inf is None else directions_KMN * finite)]
             torch._foreach_mul_(weights, decay)
             size = rate * _RMS_OF_ADAMW * math.sqrt(max(stack[0].shape))
             torch._foreach_add_(weights, directions, alpha=-size)
@@ -145,13 +145,13 @@ def uses_muon(parameter: Tensor, group: Mapping[str, Any]) -> bool:
     return parameter.ndim == 2 and not str(group.get("layer", "")).startswith(_OUTER_LAYERS)
 
 
-def _part(group: Mapping[str, Any], *, by_muon: bool) -> dict[str, Any]:
+def _subgroup(group: Mapping[str, Any], *, by_muon: bool) -> dict[str, Any]:
     """Return a parameter group with those of its parameters alone that Muon, or AdamW, moves."""
     moving = [p for p in group["params"] if p.grad is not None]
     return {**group, "params": [p for p in moving if uses_muon(p, group) == by_muon]}
 
 
-def orthogonal(matrices: Sequence[Tensor]) -> Tensor:
+def orthogonalize(matrices: Sequence[Tensor]) -> Tensor:
     """Return U S' V^T for each matrix U S V^T, S' being about 1 (0.7 to 1.2) where S is not tiny.
 
     Five rounds of Newton and Schulz's iteration, as in Jordan et al. 2024. In bfloat16 on a GPU, as
@@ -168,19 +168,19 @@ def orthogonal(matrices: Sequence[Tensor]) -> Tensor:
     turned_KMN = torch.stack([matrix.to(kind) for matrix in matrices])
     norms_K11 = torch.linalg.vector_norm(turned_KMN, dim=(1, 2), keepdim=True)
     turned_KMN /= norms_K11.clamp(min=_SMALLEST_NORM)
-    for _ in range(_ROUNDS):
+    for _ in range(_NUM_ITERATIONS):
         gram_KMM = turned_KMN @ turned_KMN.mT
         factor_KMM = torch.baddbmm(gram_KMM, gram_KMM, gram_KMM, beta=b, alpha=c)
         turned_KMN = torch.baddbmm(turned_KMN, factor_KMM, turned_KMN, beta=a)
     return turned_KMN
 
 
-def _on_its_side(matrix: Tensor) -> Tensor:
+def _as_wide(matrix: Tensor) -> Tensor:
     """Return a matrix, a tall one transposed."""
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def _by_shape(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
+def _group_by_shape(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return matrices that have the same shape, on their sides or not, together."""
     stacks: dict[tuple[int, ...], list[Tensor]] = {}
     for matrix in matrices:
@@ -188,12 +188,12 @@ def _by_shape(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(stacks.values())
 
 
-def _orthogonal_shard(matrix: Tensor) -> Tensor:
-    """Return this process's shard of `orthogonal` of a sharded matrix."""
+def _orthogonalize_shard(matrix: Tensor) -> Tensor:
+    """Return this process's shard of `orthogonalize` of a sharded matrix."""
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(matrix, DTensor)  # noqa: S101 - for the type checker
     # Every process gathers the whole matrix and computes the same: a shard is not enough.
-    mesh, whole = matrix.device_mesh, orthogonal([matrix.full_tensor()])[0].to(matrix.dtype)
+    mesh, whole = matrix.device_mesh, orthogonalize([matrix.full_tensor()])[0].to(matrix.dtype)
     spread = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return spread.redistribute(placements=matrix.placements)

@@ -36,10 +36,10 @@ class Schedule(ABC):
         Args:
             time_used: The share of the run's time that is used; 0 for a run without a limit.
         """
-        warmup, position = self.warmup_steps(total), position_of(step, total, time_used)
+        warmup, position = self.warmup_steps(total), schedule_position(step, total, time_used)
         warmed = step if self.warmup >= 1 else position
         if warmed < warmup:
-            return (warmed + 1) / warmup
+            return min(1.0, (warmed + 1) / warmup)
         return self.decay(position, warmup, total)
 
     def warmup_steps(self, total: int) -> int:
@@ -54,7 +54,7 @@ class Schedule(ABC):
         """
 
 
-def position_of(step: int, total: int, time_used: float) -> float:
+def schedule_position(step: int, total: int, time_used: float) -> float:
     """Return how far a run is in steps: at `step`, or as far as its time where that is farther."""
     return max(step, time_used * total)
 

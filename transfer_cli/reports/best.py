@@ -14,16 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.metrics import by_preference
+from transfer_cli.metrics import headlines_first
 from transfer_cli.reports import formats
-from transfer_cli.reports.contents import FINISHED, Best, Criterion, Place, Run, metric_of
-from transfer_cli.runs.results import merged
+from transfer_cli.reports.contents import FINISHED, Best, Criterion, Rank, Run, metric_of
+from transfer_cli.runs.results import merged_metrics
 
-_CHOOSING = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
+_MEASURE_KEYS = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
 """Settings that name the measure, the stronger first; their defaults, old and new, name none."""
 
 _LOSS = "validation/loss"
-_BREAKS = ("the lower validation/loss", "the fewer trained parameters")
+_TIE_BREAKS = ("the lower validation/loss", "the fewer trained parameters")
 
 _DIGITS = 12
 """Means of the same numbers may differ in the last digits."""
@@ -32,19 +32,19 @@ _NO_PATH = re.compile(r"[A-Za-z_][\w.@/:-]*=|[-+]")
 """How a path begins that a command would take for a setting or a flag."""
 
 
-def learnt(runs: Iterable[Run]) -> list[Run]:
+def learnt_runs(runs: Iterable[Run]) -> list[Run]:
     """Return the finished runs that learnt anything."""
     return [run for run in runs if run.status == FINISHED and run.reason is None]
 
 
-def choice_of(runs: Sequence[Run]) -> Criterion | None:
+def criterion(runs: Sequence[Run]) -> Criterion | None:
     """Return what decides which runs of a task are best; None where validation was not measured."""
-    metrics = merged(run.results.metrics for run in runs)
+    metrics = merged_metrics(run.results.metrics for run in runs)
     names: list[str] = []
-    for key, defaults in _CHOOSING.items():
+    for key, defaults in _MEASURE_KEYS.items():
         asked = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
         names += [name.removeprefix("validation/") for name in asked if len(asked) == 1]
-    names += [metric.name for metric in by_preference(metrics)]
+    names += [metric.name for metric in headlines_first(metrics)]
     preferred = [f"validation/{name}" for name in names]
     counts = Counter(name for run in runs for name in run.results.by_name)
     measure = max(preferred, key=lambda name: counts[name], default="")
@@ -53,8 +53,8 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     return Criterion(measure, metric_of(measure, metrics))
 
 
-def place(choice: Criterion, measures: Mapping[str, float], trained: int | None) -> Place | None:
-    """Return the place of a run or a group among others; None where it was not measured."""
+def rank(choice: Criterion, measures: Mapping[str, float], trained: int | None) -> Rank | None:
+    """Return the rank of a run or a group among others; None where it was not measured."""
     if choice.measure not in measures:
         return None
     value = measures[choice.measure] * (-1 if choice.metric.higher_is_better else 1)
@@ -63,38 +63,38 @@ def place(choice: Criterion, measures: Mapping[str, float], trained: int | None)
     return tuple(float(f"{number:.{_DIGITS}g}") for number in numbers)
 
 
-def tie_break(first: Place, tied: Iterable[Place]) -> str:
+def tie_break(first: Rank, tied: Iterable[Rank]) -> str:
     """Return what decided between equals, in a few words."""
     others = list(tied)
-    for at, words in enumerate(_BREAKS, start=2):
+    for at, words in enumerate(_TIE_BREAKS, start=2):
         if all(other[:at] != first[:at] for other in others):
             return f"{words} decided"
     return "nothing else tells them apart, and the first was taken"
 
 
-def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
+def best_run(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     """Return the best of the runs of a task; None where none learnt anything and was measured."""
     if choice is None:
         return None
-    places = [(place(choice, run.results.by_name, run.trained), run) for run in learnt(runs)]
-    ranked = [(rank, run) for rank, run in places if rank is not None]
+    ranks = [(rank(choice, run.results.by_name, run.trained), run) for run in learnt_runs(runs)]
+    ranked = [(key, run) for key, run in ranks if key is not None]
     if not ranked:
         return None
     # The first of those that are equal in everything.
     first, best = min(ranked, key=lambda pair: pair[0])
-    tied = [(rank, run) for rank, run in ranked if run is not best and rank[0] == first[0]]
-    worse = [(rank, run) for rank, run in ranked if rank[0] != first[0]]
+    tied = [(key, run) for key, run in ranked if run is not best and key[0] == first[0]]
+    worse = [(key, run) for key, run in ranked if key[0] != first[0]]
     return Best(
         run=best,
         choice=choice,
         among=len(ranked),
         tied=tuple(run for _, run in tied),
-        decided=tie_break(first, [rank for rank, _ in tied]) if tied else "",
+        decided=tie_break(first, [key for key, _ in tied]) if tied else "",
         runner_up=min(worse, key=lambda pair: pair[0])[1] if worse else None,
     )
 
 
-def reasons(best: Best) -> Iterator[str]:
+def best_reasons(best: Best) -> Iterator[str]:
     """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
     value = best.run.results.by_name[best.choice.measure]
     end = "highest" if best.choice.metric.higher_is_better else "lowest"
@@ -105,7 +105,7 @@ def reasons(best: Best) -> Iterator[str]:
         + ("; the test split had no say" if has_test else "")
     )
     if best.tied:
-        yield from _of_tie(best.run, best.tied, best.decided)
+        yield from _tie_reasons(best.run, best.tied, best.decided)
     if best.runner_up is not None:
         other = best.runner_up.results.by_name[best.choice.measure]
         side = "above" if other > value else "below"
@@ -115,7 +115,7 @@ def reasons(best: Best) -> Iterator[str]:
         )
 
 
-def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
+def _tie_reasons(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
     others = formats.folders(other.path for other in tied)
     yield f"a tie: {others} {'has' if len(tied) == 1 else 'have'} the same; {decided}"
     cheapest = min(tied, key=lambda other: math.inf if other.trained is None else other.trained)
@@ -126,7 +126,7 @@ def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
         )
 
 
-def commands(run: Run) -> dict[str, str]:
+def next_commands(run: Run) -> dict[str, str]:
     """Return what to type next with a run, by what it is for, to be pasted into a shell."""
     folder = shell_word(run.path)
     typed = {"export": f"export {folder} FOLDER"}
@@ -134,14 +134,14 @@ def commands(run: Run) -> dict[str, str]:
         typed = {"predict": f"predict {folder} FILE", **typed}
     elif run.command == "pretrain":
         # Only here: it brings OmegaConf along.
-        from transfer_cli.config.literal import as_typed
+        from transfer_cli.config.literal import path_override
 
-        typed = {"adapt": f"finetune {as_typed('init_from', run.path)}", **typed}
-    whole = run.path.parent if run.sweep is None else run.sweep
-    if run.sweep is not None and run.path.parent.resolve() == run.sweep:
-        whole = run.path.parent  # as it was typed
+        typed = {"adapt": f"finetune {path_override('init_from', run.path)}", **typed}
+    whole = run.path.parent
+    if run.sweep is not None and whole.resolve() != run.sweep:
+        whole = run.sweep
     typed["compare"] = f"report {shell_word(whole)} --html report.html"
-    then = CommandLine.of_this_command().then
+    then = CommandLine.current().next_command
     return {what: then(line) for what, line in typed.items()}
 
 

@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.errors import ConfigError
 from transfer_cli.progress import progress
 from transfer_cli.reports import formats
-from transfer_cli.reports.best import best_of, choice_of, commands, learnt, reasons, shell_word
+from transfer_cli.reports.best import (
+    best_reasons,
+    best_run,
+    criterion,
+    learnt_runs,
+    next_commands,
+    shell_word,
+)
 from transfer_cli.reports.contents import (
     ENDED_EARLY,
     FINISHED,
@@ -31,14 +38,14 @@ from transfer_cli.reports.contents import (
     Run,
     SweepProgress,
 )
-from transfer_cli.reports.grouping import by_task
-from transfer_cli.reports.ladder import ladder_of, lines
-from transfer_cli.runs.directory import LOCK, RunDirectory, like
+from transfer_cli.reports.grouping import group_by_task
+from transfer_cli.reports.ladder import ladder_lines, ladder_of
+from transfer_cli.runs.directory import LOCK, RunDirectory, folder_hint
 from transfer_cli.runs.locks import is_held
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.stored_analyses import read_analyses
 from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
-from transfer_cli.runs.untrusted import is_number, reason, text_or_none
+from transfer_cli.runs.untrusted import error_reason, is_number, text_or_none
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
 
 log = logging.getLogger(__name__)
@@ -52,7 +59,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Found:
+class CollectedRuns:
     """Runs, sweeps, a line for each thing that cannot be read, and the jobs of each sweep."""
 
     runs: list[Run] = field(default_factory=list)
@@ -61,22 +68,22 @@ class Found:
     jobs: dict[Path, dict[int, SweepJob]] = field(default_factory=dict)
 
 
-def collect(paths: Iterable[Path]) -> Found:
+def collect(paths: Iterable[Path]) -> CollectedRuns:
     """Return the runs and sweeps at and below `paths`, each once.
 
     Raises:
         ConfigError: There is nothing at a path, or nothing that can be reported at any of them.
     """
-    collected = Found()
+    collected = CollectedRuns()
     seen: set[str] = set()
     with progress("reading", None, "runs") as noted:
         for path in paths:
-            check_there(path)
+            check_folder_exists(path)
             problems, is_new = len(collected.problems), os.path.realpath(path) not in seen
             place = None
-            for place in _places(path, seen, collected.problems):
+            for place in _run_folders(path, seen, collected.problems):
                 try:
-                    _take(place, collected)
+                    _add(place, collected)
                 except UnreadableError as error:
                     collected.problems.append(f"{place} cannot be read: {printable(str(error))}")
                 noted(1)
@@ -86,11 +93,11 @@ def collect(paths: Iterable[Path]) -> Found:
     if not collected.runs and not collected.standings:
         more = f" (and {len(collected.problems) - 1} more)" if len(collected.problems) > 1 else ""
         raise ConfigError(f"nothing to report: {collected.problems[0]}{more}")
-    collected.runs = _named(collected.runs)
+    collected.runs = _with_short_names(collected.runs)
     return collected
 
 
-def check_there(path: Path) -> None:
+def check_folder_exists(path: Path) -> None:
     """Refuse a path at which there is no folder."""
     if path.is_dir():
         return
@@ -98,10 +105,10 @@ def check_there(path: Path) -> None:
         raise ConfigError(f"{path} is a file; name the run directory that it belongs to")
     key, _, rest = str(path).partition("=")
     without = f"; type it without {key}=" if rest and Path(rest).is_dir() else ""
-    raise ConfigError(f"there is no folder {path}{without or like(path)}")
+    raise ConfigError(f"there is no folder {path}{without or folder_hint(path)}")
 
 
-def _places(path: Path, seen: set[str], problems: list[str]) -> Iterator[Path]:
+def _run_folders(path: Path, seen: set[str], problems: list[str]) -> Iterator[Path]:
     """Yield run directories and folders of sweeps at and below `path`, each once."""
     left = [path]
     looked = 0
@@ -139,7 +146,7 @@ def _folders(folder: Path, problems: list[str]) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _take(place: Path, collected: Found) -> None:
+def _add(place: Path, collected: CollectedRuns) -> None:
     """Add a run, or the progress of a sweep and its jobs without a run directory."""
     if RunDirectory.holds_run(place):
         run = _with_job(read_run(place), _jobs(place.resolve().parent, collected))
@@ -148,7 +155,7 @@ def _take(place: Path, collected: Found) -> None:
         return
     sweep = SweepDirectory(place)
     jobs = tuple(_jobs(place.resolve(), collected).values())
-    request = _needed(place / SWEEP, lambda _: sweep.read_request())
+    request = _read_required(place / SWEEP, lambda _: sweep.read_request())
     collected.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
@@ -159,7 +166,7 @@ def _take(place: Path, collected: Found) -> None:
             collected.problems.append(f"{sweep.run(job.number)} is gone, though the job was done")
 
 
-def _named(runs: list[Run]) -> list[Run]:
+def _with_short_names(runs: list[Run]) -> list[Run]:
     """Return the runs, each called by its path below the folder that all of them share."""
     if len(runs) < 2:
         return runs
@@ -174,19 +181,19 @@ def read_run(path: Path) -> Run:
         UnreadableError: A file is damaged or hostile, or one is missing that this run must have.
     """
     directory = RunDirectory(path)
-    settings = dict(flat(_needed(directory.config, read_plain)))
+    settings = dict(flat_items(_read_required(directory.config, read_plain)))
     # Which one was chosen stands among the presets; its place in the config is empty.
     settings.pop("experiment", None)
-    environment = _optional(directory.environment)
+    environment = _read_optional(directory.environment)
     status, why = _status(directory)
     results = Results()
     if status == FINISHED:
-        results = _needed(directory.results, Results.read)
+        results = _read_required(directory.results, Results.read)
         why = results.failed
-    presets = _optional(directory.presets)
+    presets = _read_optional(directory.presets)
     typed = ""
     if directory.overrides.exists():
-        typed = _needed(directory.overrides, lambda file: read_text(file, _MOST_TYPED_BYTES))
+        typed = _read_required(directory.overrides, lambda file: read_text(file, _MOST_TYPED_BYTES))
     return Run(
         path=path,
         name=path.resolve().name,
@@ -195,21 +202,21 @@ def read_run(path: Path) -> Run:
         reason=why,
         settings=settings | {group: str(option) for group, option in presets.items()},
         results=results,
-        timing=_optional(directory.timing),
+        timing=_read_optional(directory.timing),
         environment=environment,
         typed=frozenset(_key_and_value(line)[0] for line in typed.splitlines()),
     )
 
 
-def _needed(path: Path, read: Callable[[Path], T]) -> T:
+def _read_required(path: Path, read: Callable[[Path], T]) -> T:
     try:
         return read(path)
     except (OSError, UnreadableError) as error:
-        raise UnreadableError(f"{path.name}: {reason(error)}") from error
+        raise UnreadableError(f"{path.name}: {error_reason(error)}") from error
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return _needed(path, read_json) if path.exists() else {}
+def _read_optional(path: Path) -> dict[str, Any]:
+    return _read_required(path, read_json) if path.exists() else {}
 
 
 def _key_and_value(word: str) -> tuple[str, str]:
@@ -219,16 +226,16 @@ def _key_and_value(word: str) -> tuple[str, str]:
 
 
 def _status(directory: RunDirectory) -> tuple[str, str | None]:
-    content = _optional(directory.status)
-    said = content.get("status")
-    if said in (FINISHED, *ENDED_EARLY):
-        return said, text_or_none(content.get("reason"))
+    content = _read_optional(directory.status)
+    status = content.get("status")
+    if status in (FINISHED, *ENDED_EARLY):
+        return status, text_or_none(content.get("reason"))
     if is_held(directory.path / LOCK):
         return RUNNING, None
     return STOPPED, "ended without a word: it may have been killed"
 
 
-def _jobs(sweep: Path, collected: Found) -> dict[int, SweepJob]:
+def _jobs(sweep: Path, collected: CollectedRuns) -> dict[int, SweepJob]:
     """Return the jobs of a sweep by number; none where the folder is no sweep."""
     if sweep not in collected.jobs:
         collected.jobs[sweep] = {}
@@ -304,12 +311,12 @@ def _seconds_left(sweep: SweepDirectory, jobs: Sequence[SweepJob], left: int) ->
     if not known or not (left or running):
         return None
     mean = sum(known) / len(known)
-    rests = [max(0.0, mean - _age(sweep, job)) for job in running]
+    rests = [max(0.0, mean - _running_seconds(sweep, job)) for job in running]
     together = (sum(rests) + left * mean) / max(1, len(running))
     return max([together, *rests])
 
 
-def _age(sweep: SweepDirectory, job: SweepJob) -> float:
+def _running_seconds(sweep: SweepDirectory, job: SweepJob) -> float:
     """Return for how many seconds a job has been running: its file was written when it began."""
     try:
         return max(0.0, time.time() - (sweep.path / f"job-{job.number}.json").stat().st_mtime)
@@ -322,38 +329,37 @@ def _plausible(value: Any) -> float | None:
     return float(value) if is_number(value) and 0 <= value < largest else None
 
 
-def last_words(sweep: Path) -> Iterator[str]:
+def best_run_lines(sweep: Path) -> Iterator[str]:
     """Yield the lines with which a sweep ends: its best run, why, and what to type next."""
     try:
         runs = collect([sweep]).runs
     except ConfigError:
         runs = []
-    tasks = by_task(runs)
+    tasks = group_by_task(runs)
     for name, members in tasks.items():
-        best, ladder = _best(members), ladder_of(members)
-        yield from [] if ladder is None else lines(ladder)
+        best, ladder = _best_run(members), ladder_of(members)
+        yield from [] if ladder is None else ladder_lines(ladder)
         of_task = f" of {name}" if len(tasks) > 1 else ""
         if best is None:
-            yield f"no best run{of_task}: {_why_none(members)}"
+            yield f"no best run{of_task}: {_why_no_best(members)}"
             continue
         overrides = f" ({printable(' '.join(best.run.overrides))})" if best.run.overrides else ""
         yield f"best run by validation{of_task}: {best.run.path}{overrides}"
-        yield from (f"  {reason}" for reason in reasons(best))
-        for what, line in commands(best.run).items():
+        yield from (f"  {reason}" for reason in best_reasons(best))
+        for what, line in next_commands(best.run).items():
             if what != "compare":
                 yield f"  {what + ':':8} {line}"
-    yield f"compare: {CommandLine.of_this_command().then(f'report {shell_word(sweep)}')}"
+    yield f"compare: {CommandLine.current().next_command(f'report {shell_word(sweep)}')}"
 
 
-def run_of(path: str, key: str) -> str:
+def resolve_run(path: str, key: str) -> str:
     """Return the path of a run as it is; for the folder of a sweep, that of its best run."""
     sweep = Path(path).expanduser()
     if not SweepDirectory.is_at(sweep):
         return path
     runs = collect([sweep]).runs
-    best_runs = [
-        (name, best) for name, members in by_task(runs).items() if (best := _best(members))
-    ]
+    of_tasks = ((name, _best_run(members)) for name, members in group_by_task(runs).items())
+    best_runs = [(name, best) for name, best in of_tasks if best is not None]
     if len(best_runs) > 1:
         named = "; ".join(f"{name}: {best.run.path}" for name, best in best_runs)
         raise ConfigError(
@@ -362,8 +368,8 @@ def run_of(path: str, key: str) -> str:
         )
     if not best_runs:
         raise ConfigError(
-            f"{key}: {path} is a sweep without a best run: {_why_none(runs)}; name one of its runs "
-            f"({path}/NUMBER); transfer report {shell_word(sweep)} shows them"
+            f"{key}: {path} is a sweep without a best run: {_why_no_best(runs)}; name one of its "
+            f"runs ({path}/NUMBER); transfer report {shell_word(sweep)} shows them"
         )
     _, best = best_runs[0]
     value = formats.value(best.choice.metric, best.run.results.by_name[best.choice.measure])
@@ -375,15 +381,15 @@ def run_of(path: str, key: str) -> str:
     return str(best.run.path)
 
 
-def _best(runs: Sequence[Run]) -> Best | None:
-    return best_of(runs, choice_of(learnt(runs)))
+def _best_run(runs: Sequence[Run]) -> Best | None:
+    return best_run(runs, criterion(learnt_runs(runs)))
 
 
-def _why_none(runs: Sequence[Run]) -> str:
-    if learnt(runs):
+def _why_no_best(runs: Sequence[Run]) -> str:
+    if learnt_runs(runs):
         return "nothing was measured on a validation split"
     states = Counter(
         "learnt next to nothing" if run.status == FINISHED else run.status for run in runs
     )
-    said = formats.amounts(dict(states))
-    return f"no finished run learnt anything{f' ({said})' if said else ''}"
+    counts = formats.amounts(dict(states))
+    return f"no finished run learnt anything{f' ({counts})' if counts else ''}"

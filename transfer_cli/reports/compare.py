@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transfer_cli.errors import ConfigError, listed, nearest, raised_as
-from transfer_cli.metrics import Metric, by_preference
+from transfer_cli.errors import ConfigError, did_you_mean, list_names, raised_as
+from transfer_cli.metrics import Metric, headlines_first
 from transfer_cli.progress import progress
-from transfer_cli.reports.best import best_of, choice_of, learnt, place, tie_break
+from transfer_cli.reports.best import best_run, criterion, learnt_runs, rank, tie_break
 from transfer_cli.reports.contents import (
     FINISHED,
     Comparison,
@@ -26,19 +26,19 @@ from transfer_cli.reports.contents import (
 )
 from transfer_cli.reports.formats import plain
 from transfer_cli.reports.grouping import (
-    by_settings,
-    by_task,
-    canonical,
-    fits,
+    canonical_text,
+    group_by_settings,
+    group_by_task,
+    group_labels,
     is_setting,
-    labels,
-    varying,
+    matches,
+    varying_keys,
 )
 from transfer_cli.reports.ladder import ladder_of
 from transfer_cli.reports.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.reports.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.reports.statistics import holm
-from transfer_cli.runs.results import merged
+from transfer_cli.runs.results import merged_metrics
 from transfer_cli.safe_files import printable
 
 COSTS = (SECONDS, TRAINED, FLOPS, JOULES, MEMORY)
@@ -52,7 +52,7 @@ _MOST_NAMED = 12
 _MOST_UNEVEN = 3
 
 
-def tasks(
+def compare_tasks(
     runs: Sequence[Run], sort: str | None = None, baseline: str | None = None
 ) -> tuple[TaskRuns, ...]:
     """Return the runs task by task, each sorted by a measure or one of `COSTS`.
@@ -61,7 +61,7 @@ def tasks(
     between, of the group that others are compared with; without them it is full fine-tuning where
     there is such a group, else the best one.
     """
-    grouped = {name: _groups(members) for name, members in by_task(runs).items()}
+    grouped = {name: _groups(members) for name, members in group_by_task(runs).items()}
     _check_sort(grouped.values(), sort)
     words = _parse_words(baseline)
     _check_words(words, [group for groups in grouped.values() for group in groups])
@@ -70,19 +70,19 @@ def tasks(
 
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
-    parts = by_settings(runs)
+    parts = group_by_settings(runs)
     settings = [part[0].settings for part in parts]
-    keys = varying(parts)
+    keys = varying_keys(parts)
     # A single group is called by what it is.
     shown = keys or [key for key in ("adaptation", "model") if key in settings[0]][:1]
-    called = labels(shown, settings) if shown else [parts[0][0].name]
+    called = group_labels(shown, settings) if shown else [parts[0][0].name]
     return [
-        group_of(label, {key: known[key] for key in keys if key in known}, part)
+        make_group(label, {key: known[key] for key in keys if key in known}, part)
         for label, known, part in zip(called, settings, parts, strict=True)
     ]
 
 
-def group_of(label: str, settings: Mapping[str, Any], runs: Sequence[Run]) -> Group:
+def make_group(label: str, settings: Mapping[str, Any], runs: Sequence[Run]) -> Group:
     """Return runs as a group, with what their results hold."""
     finished = [run for run in runs if run.status == FINISHED]
     measured = [run.results.by_name for run in finished]
@@ -105,9 +105,10 @@ def _task(
     name: str, groups: Sequence[Group], sort: str | None, words: Words, reader: OutcomeReader
 ) -> TaskRuns:
     runs = [run for group in groups for run in group.runs]
-    metrics = merged(run.results.metrics for run in runs)
+    metrics = merged_metrics(run.results.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
-    choice = choice_of(learnt(runs)) or choice_of([run for run in runs if run.status == FINISHED])
+    finished = [run for run in runs if run.status == FINISHED]
+    choice = criterion(learnt_runs(runs)) or criterion(finished)
     best_first, ties = _best_first(groups, choice, measure, metrics)
     baseline, compared, notes = _against_baseline(best_first, words, measure, reader)
     by = measure if sort is not None or choice is None else choice.measure
@@ -117,7 +118,7 @@ def _task(
     return TaskRuns(
         name=name,
         groups=tuple(compared if sort is None else _sorted(compared, by, metrics)),
-        varying=varying([group.runs for group in groups]),
+        varying=varying_keys([group.runs for group in groups]),
         measure=measure,
         metrics=metrics,
         baseline=baseline,
@@ -127,7 +128,7 @@ def _task(
         sort=by,
         notes=(*ties, *notes, *_same_seeds(groups)),
         choice=choice,
-        best=best_of(runs, choice) if len(runs) > 1 else None,
+        best=best_run(runs, choice) if len(runs) > 1 else None,
         ladder=ladder_of(runs),
     )
 
@@ -143,10 +144,12 @@ def _best_first(
         several = len(groups) > 1 and bool(measure)
         note = "no group is marked as the best: nothing was measured on a validation split"
         return _sorted(groups, measure, metrics), [note] if several else []
-    means = {group.label: {k: rank.mean for k, rank in group.measures.items()} for group in groups}
-    places = {group.label: place(choice, means[group.label], group.trained) for group in groups}
-    fit = {group.label: places[group.label] for group in groups if learnt(group.runs)}
-    known = {label: rank for label, rank in fit.items() if rank is not None}
+    known = {}
+    for group in groups:
+        means = {name: spread.mean for name, spread in group.measures.items()}
+        key = rank(choice, means, group.trained)
+        if key is not None and learnt_runs(group.runs):
+            known[group.label] = key
     ordered = _sorted([group for group in groups if group.label in known], choice.measure, metrics)
     ordered.sort(key=lambda group: known[group.label])
     rest = [group for group in groups if group.label not in known]
@@ -160,7 +163,8 @@ def _best_first(
     ties = []
     if equal:
         broken = tie_break(known[first], [known[label] for label in equal])
-        ties.append(f"a tie: {listed(equal)} with the same {choice.measure} as the best; {broken}")
+        with_same = f"{list_names(equal)} with the same {choice.measure} as the best"
+        ties.append(f"a tie: {with_same}; {broken}")
     return [replace(one, is_best=one.label == first) for one in ordered], ties
 
 
@@ -168,7 +172,7 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
     """Return the measure to report: the one asked for, else the first headline that is known."""
     known = dict.fromkeys(name for group in groups for name in group.measures)
     wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
-    preferred = [f"{split}/{metric.name}" for metric in by_preference(metrics) for split in _SPLITS]
+    preferred = [f"{split}/{each.name}" for each in headlines_first(metrics) for split in _SPLITS]
     return next((metric for metric in (*wanted, *preferred, *known) if metric in known), "")
 
 
@@ -194,7 +198,7 @@ def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
     seeds = {group.label: [str(run.seed) for run in group.finished] for group in groups}
     repeated = [label for label, known in seeds.items() if len(set(known)) < len(known)]
     if repeated:
-        which = listed(repeated, 1)
+        which = list_names(repeated, 1)
         yield f"{which}: runs with the same seed; their deviation is not one over seeds"
 
 
@@ -206,7 +210,7 @@ def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:
     # Those of single classes would hide the others.
     some = [*(name for name in known if name.count("/") == 1), *COSTS]
     raise ConfigError(
-        f"--sort {sort}: nothing finished has that.{nearest(sort, [*some, *known])} "
+        f"--sort {sort}: nothing finished has that.{did_you_mean(sort, [*some, *known])} "
         f"There are {', '.join(some[:_MOST_NAMED])}"
     )
 
@@ -229,15 +233,15 @@ def _check_words(words: Words, groups: Sequence[Group]) -> None:
     keys = {key for setting in settings for key in setting if is_setting(key)}
     for key, value in words.items():
         if key not in keys:
-            raise ConfigError(f"--baseline: there is no setting {key!r}.{nearest(key, keys)}")
+            raise ConfigError(f"--baseline: there is no setting {key!r}.{did_you_mean(key, keys)}")
         known = dict.fromkeys(plain(setting[key]) for setting in settings if key in setting)
-        if not any(fits(group.runs[0].settings, {key: value}) for group in groups):
+        if not any(matches(group.runs[0].settings, {key: value}) for group in groups):
             raise ConfigError(
-                f"--baseline: no run has {key}={value}.{nearest(value, known)} "
+                f"--baseline: no run has {key}={value}.{did_you_mean(value, known)} "
                 f"There are {', '.join([*known][:_MOST_NAMED])}"
             )
-    if words and not any(fits(group.runs[0].settings, words) for group in groups):
-        raise ConfigError(f"--baseline: no run has all of {_shown(words)}; leave some out")
+    if words and not any(matches(group.runs[0].settings, words) for group in groups):
+        raise ConfigError(f"--baseline: no run has all of {_join_words(words)}; leave some out")
 
 
 def _against_baseline(
@@ -251,15 +255,15 @@ def _against_baseline(
     """
     if len(groups) < 2 or not measure:
         return None, list(groups), []
-    asked = [group for group in groups if words and fits(group.runs[0].settings, words)]
-    usual = [group for group in groups if fits(group.runs[0].settings, {"adaptation": "full"})]
+    asked = [group for group in groups if words and matches(group.runs[0].settings, words)]
+    usual = [group for group in groups if matches(group.runs[0].settings, {"adaptation": "full"})]
     bases = asked or (usual if len(usual) == 1 else groups[:1])
-    name = _shown(words) if len(bases) > 1 else bases[0].label
+    name = _join_words(words) if len(bases) > 1 else bases[0].label
     outcomes: dict[str, Comparison | str] = {}
     with progress("comparing groups", len(groups), "groups") as more:
         for group in groups:
             if group.finished and group.label not in {base.label for base in bases}:
-                base = max(bases, key=lambda base: _shared(base, group))
+                base = max(bases, key=lambda base: _num_shared_settings(base, group))
                 outcomes[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
             more(1)
     known = {label: outcome for label, outcome in outcomes.items() if not isinstance(outcome, str)}
@@ -269,7 +273,7 @@ def _against_baseline(
         known |= {label: replace(known[label], corrected=p) for label, p in pairs}
     notes = [*_uneven_seeds({group.label: group for group in groups}, known)]
     if words and not asked:
-        notes.append(f"no group here has {_shown(words)}; the baseline is {bases[0].label}")
+        notes.append(f"no group here has {_join_words(words)}; the baseline is {bases[0].label}")
     others = {outcome.measure for outcome in known.values() if outcome.measure != measure}
     if others:
         notes.append(f"differences are in {', '.join(sorted(others))}, which is a sum over items")
@@ -293,16 +297,15 @@ def _uneven_seeds(groups: Mapping[str, Group], compared: Mapping[str, Comparison
         if seeds[label] != seeds[base]
     ]
     if uneven:
-        yield f"uneven seeds, which are not paired: {listed(uneven, _MOST_UNEVEN)}"
+        yield f"uneven seeds, which are not paired: {list_names(uneven, _MOST_UNEVEN)}"
 
 
-def _shared(base: Group, group: Group) -> int:
-    """Return how many of the settings that vary a baseline shares with a group."""
+def _num_shared_settings(base: Group, group: Group) -> int:
     return sum(
-        canonical(group.settings.get(key)) == canonical(base.settings.get(key))
+        canonical_text(group.settings.get(key)) == canonical_text(base.settings.get(key))
         for key in group.settings.keys() | base.settings.keys()
     )
 
 
-def _shown(words: Words) -> str:
+def _join_words(words: Words) -> str:
     return " ".join(f"{key}={value}" for key, value in words.items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.metrics import Metric, find
+from transfer_cli.metrics import Metric, find_metric
 from transfer_cli.runs.results import Measures, Results
 from transfer_cli.runs.stored_analyses import StoredAnalysis
 from transfer_cli.runs.untrusted import is_number, nested
@@ -96,7 +96,7 @@ class Run:
         return value if is_number(value) else None
 
 
-Place = tuple[float, ...]
+Rank = tuple[float, ...]
 """What decides, the loss, the trained parameters, of a run or the mean of a group: less is best."""
 
 
@@ -146,7 +146,8 @@ class Spread:
 def metric_of(measure: str, metrics: Sequence[Metric]) -> Metric:
     """Return the declaration of a `split/measure`; of what nobody declares, less is better."""
     name = measure.partition("/")[2]
-    return find(name, metrics) or Metric(name or measure or "unnamed", higher_is_better=False)
+    declared = find_metric(name, metrics)
+    return declared or Metric(name or measure or "unnamed", higher_is_better=False)
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,18 @@ def measure_words(measure: str) -> str:
 
 def axis_words(task: TaskRuns, measure: str) -> str:
     """Return the name of a measure with its unit."""
-    return measure_words(measure) + (" (%)" if task.metric(measure).shown_unit else "")
+    return measure_words(measure) + (" (%)" if task.metric(measure).display_unit else "")
 
 
 def value(metric: Metric, measured: float) -> str:
     """Return a value of a metric with its unit; a share is in percent."""
-    return number(metric.shown_times * measured) + metric.shown_unit
+    return number(metric.display_scale * measured) + metric.display_unit
 
 
 def distance(metric: Metric, difference: float) -> str:
     """Return how far apart two values of a metric are: percents in points."""
-    points = " points" if metric.shown_unit else ""
-    return number(metric.shown_times * abs(difference)) + points
+    points = " points" if metric.display_unit else ""
+    return number(metric.display_scale * abs(difference)) + points
 
 
 def scaled(measured: Spread, times: float) -> Spread:
@@ -97,20 +97,20 @@ def probability(p: float) -> str:
 
 def count(value: float) -> str:
     """Return a large count with three digits: 1.87 M."""
-    return of_thousands(value).rstrip()
+    return with_metric_prefix(value).rstrip()
 
 
 def flops(amount: float) -> str:
     """Return floating-point operations with three digits: 6.95 GFLOP."""
-    return f"{of_thousands(amount)}FLOP"
+    return f"{with_metric_prefix(amount)}FLOP"
 
 
 def energy(joules: float) -> str:
     """Return an amount of energy with three digits: 19.8 kJ."""
-    return f"{of_thousands(joules)}J"
+    return f"{with_metric_prefix(joules)}J"
 
 
-def of_thousands(amount: float) -> str:
+def with_metric_prefix(amount: float) -> str:
     """Return a number with three digits and the sign of a power of a thousand: "6.95 G"."""
     if not math.isfinite(amount):
         return f"{amount} "
@@ -124,7 +124,7 @@ def duration(seconds: float) -> str:
     """Return a time that something took."""
     if not math.isfinite(seconds):
         return str(seconds)
-    if seconds < 60:
+    if round(seconds) < 60:
         return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -137,7 +137,8 @@ def size(amount: float) -> str:
     """Return an amount of memory in bytes."""
     for unit_bytes, sign in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if amount >= unit_bytes:
-            return f"{amount / unit_bytes:.3g} {sign}"
+            rounded = float(f"{amount / unit_bytes:.3g}")
+            return f"{rounded:g} {sign}"
     return f"{amount:.0f} B"
 
 
@@ -188,7 +189,7 @@ def amounts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{amount:,} {name}" for name, amount in counts.items() if amount)
 
 
-def listed(words: Sequence[str]) -> str:
+def joined_with_and(words: Sequence[str]) -> str:
     """Return "a, b and c"."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
@@ -199,7 +200,7 @@ def folders(paths: Iterable[Path]) -> str:
     for path in paths:
         parents.setdefault(path.parent, []).append(path.name)
     return "; ".join(
-        str(parent / errors.listed(names, _MOST_FOLDERS)) for parent, names in parents.items()
+        str(parent / errors.list_names(names, _MOST_FOLDERS)) for parent, names in parents.items()
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.config.roles import Role, role_of
-from transfer_cli.errors import listed
+from transfer_cli.errors import list_names
 from transfer_cli.reports.contents import FINISHED, LEFT, Run
 from transfer_cli.reports.formats import ALL_DIGITS, cut, plain
 from transfer_cli.safe_files import printable
@@ -40,28 +40,28 @@ def names_teachers(key: str) -> bool:
 def identity(settings: Settings) -> dict[str, str]:
     """Return what tells a run from others but for its seed, each value as a text to compare."""
     return {
-        key: canonical(value)
+        key: canonical_text(value)
         for key, value in settings.items()
         if value is not None and is_setting(key)
     }
 
 
-def canonical(value: Any) -> str:
+def canonical_text(value: Any) -> str:
     """Return a text that is equal for equal values: 1 and 1.0 are."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(float(value))
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def fits(settings: Settings, words: Mapping[str, str]) -> bool:
+def matches(settings: Settings, words: Mapping[str, str]) -> bool:
     """Return whether a run has the values that were typed for some keys."""
     return all(
-        key in settings and canonical(settings[key]) in (canonical(scalar(value)), value)
+        key in settings and canonical_text(settings[key]) in (canonical_text(scalar(value)), value)
         for key, value in words.items()
     )
 
 
-def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
+def varying_keys(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     """Return the fewest keys that say in what groups differ.
 
     What was typed is among them if it differs at all, and so is the learning rate. Of the rest,
@@ -90,17 +90,17 @@ def shown_values(key: str, values: Sequence[Any]) -> list[str]:
     ways = [[plain(value) for value in values]]
     is_place = "." in key or key == "init_from"
     if any(isinstance(value, float) for value in values):
-        ways = [[plain(value, digits) for value in values] for digits in range(3, ALL_DIGITS)]
+        ways = [[plain(value, digits) for value in values] for digits in range(3, ALL_DIGITS + 1)]
     elif is_place and any(isinstance(value, str) and "/" in value for value in values):
         parts = [PurePosixPath(value).parts if isinstance(value, str) else () for value in values]
         sizes = range(1, max(map(len, parts)) + 1)
         ways = [["/".join(part[-size:]).replace("//", "/") for part in parts] for size in sizes]
-    distinct = len(set(map(canonical, values)))
+    distinct = len(set(map(canonical_text, values)))
     texts = next((way for way in ways if len(set(way)) >= distinct), ways[-1])
     return [printable(text or plain(value)) for text, value in zip(texts, values, strict=True)]
 
 
-def labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:
+def group_labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:
     """Return names of groups that differ in some keys: `adaptation=lora optimizer.lr=0.001`."""
     columns = {key: shown_values(key, [group.get(key) for group in groups]) for key in keys}
     called: list[str] = []
@@ -125,21 +125,21 @@ _ANY_FILE = ("table", "text", "table_text")
 """Presets of data that read any file."""
 
 
-def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def group_by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs apart by command, data, task and labels, by name; the largest part first.
 
     A task can be learnt by several objectives: `adaptation=pet` answers as a classifier does. Jobs
     of a sweep that have not begun are left out: nothing is known of them.
     """
     parts: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
-    for run in _adopted(runs):
+    for run in _with_sibling_settings(runs):
         parts[(run.command, *sorted(_data_of(run).items()))].append(run)
     apart = [answered for part in parts.values() for answered in _by_answers(part)]
     apart.sort(key=len, reverse=True)
-    return dict(zip(_names(apart), apart, strict=True))
+    return dict(zip(_task_names(apart), apart, strict=True))
 
 
-def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
+def group_by_settings(runs: Sequence[Run]) -> list[list[Run]]:
     """Return the runs apart by all but their seeds, which are in order within each part.
 
     Where each seed has teachers of its own, these are no difference, either.
@@ -148,26 +148,26 @@ def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
         runs,
         key=lambda run: (run.seed if isinstance(run.seed, int) else 0, str(run.seed), run.name),
     )
-    known = {os.path.realpath(run.path): _untaught(run) for run in runs}
+    known = {os.path.realpath(run.path): _settings_but_teachers(run) for run in runs}
 
     def kinds(run: Run) -> Hashable:
         return tuple(known.get(os.path.realpath(path), path) for path in _teachers(run))
 
     groups = []
-    for part in _apart(ordered, _untaught):
-        ways = ([part], _apart(part, kinds), _apart(part, _teachers))
+    for part in _group_by(ordered, _settings_but_teachers):
+        ways = ([part], _group_by(part, kinds), _group_by(part, _teachers))
         groups += next((way for way in ways if all(map(_is_taught_by_seed, way))), ways[-1])
     return groups
 
 
-def _apart(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
+def _group_by(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
     parts: dict[Hashable, list[Run]] = defaultdict(list)
     for run in runs:
         parts[key(run)].append(run)
     return list(parts.values())
 
 
-def _untaught(run: Run) -> frozenset[tuple[str, str]]:
+def _settings_but_teachers(run: Run) -> frozenset[tuple[str, str]]:
     """Return what tells a run from others but for its seed and its teachers."""
     known = identity(run.settings).items()
     return frozenset(item for item in known if not names_teachers(item[0]))
@@ -187,7 +187,7 @@ def _is_taught_by_seed(runs: Sequence[Run]) -> bool:
     return len(teachers) == 1 or len(seeds) == len(teachers) == len(pairs)
 
 
-def _names(tasks: Sequence[Sequence[Run]]) -> list[str]:
+def _task_names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     """Return what each task is called, no two alike: `finetune on trec6`."""
     firsts = [runs[0] for runs in tasks]
     called = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
@@ -197,7 +197,7 @@ def _names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     for further in (
         [printable(str(objective)) for objective in objectives],
         [printable(f"objective.mode={_objective(run)[1]}") for run in firsts],
-        _what_differs(firsts),
+        _first_difference(firsts),
         [f"{max(len(run.results.labels) for run in runs)} labels" for runs in tasks],
         [f"number {place}" for place in range(1, len(tasks) + 1)],
     ):
@@ -209,7 +209,7 @@ def _names(tasks: Sequence[Sequence[Run]]) -> list[str]:
 
 def _data_of(run: Run) -> dict[str, str]:
     return {
-        key: canonical(value)
+        key: canonical_text(value)
         for key, value in run.settings.items()
         if key.startswith("data.") and key not in _USES and value is not None
     }
@@ -247,14 +247,14 @@ def _data_name(run: Run) -> str:
     preset = run.settings.get("data")
     source = run.settings.get("data.train")
     sources = source if isinstance(source, list) else [source]
-    file = listed((PurePosixPath(path).name for path in sources if isinstance(path, str)), 1)
+    file = list_names((PurePosixPath(path).name for path in sources if isinstance(path, str)), 1)
     if preset is None:
         kind = str(run.settings.get("data._target_", "unknown data")).rpartition(".")[2]
         return printable(f"{kind} {file}" if file else kind)
     return printable(f"{preset} {file}" if file and preset in _ANY_FILE else str(preset))
 
 
-def _what_differs(runs: Sequence[Run]) -> list[str]:
+def _first_difference(runs: Sequence[Run]) -> list[str]:
     """Return, of each run, the first setting of the data that differs among them."""
     known = [_data_of(run) for run in runs]
     for key in sorted({key for settings in known for key in settings}):
@@ -263,7 +263,7 @@ def _what_differs(runs: Sequence[Run]) -> list[str]:
     return ["data"] * len(runs)
 
 
-def _adopted(runs: Sequence[Run]) -> Iterator[Run]:
+def _with_sibling_settings(runs: Sequence[Run]) -> Iterator[Run]:
     """Yield the runs that have begun.
 
     A job that failed before it had a directory is known by its overrides alone. All else is as in

@@ -11,10 +11,10 @@ import numpy as np
 from transfer_cli.budget import Budget
 from transfer_cli.errors import ConfigError
 from transfer_cli.reports import formats
-from transfer_cli.reports.best import learnt
+from transfer_cli.reports.best import learnt_runs
 from transfer_cli.reports.contents import Ladder, Prediction, Run, Rung
-from transfer_cli.reports.grouping import Settings, canonical, is_setting
-from transfer_cli.reports.scaling_law import FARTHEST, Fit, NoLawError, fitted, interval
+from transfer_cli.reports.grouping import Settings, canonical_text, is_setting
+from transfer_cli.reports.scaling_law import FARTHEST, Fit, NoLawError, fit_law, interval
 from transfer_cli.runs.untrusted import is_number, nested
 
 _LOSS, _DEPTH = "validation/loss", "model.depth"
@@ -25,7 +25,7 @@ _POINTS = 33
 
 def ladder_of(runs: Sequence[Run]) -> Ladder | None:
     """Return what the runs of a task say as a ladder; None where they have to do with none."""
-    members = of_ladder(runs)
+    members = ladder_runs(runs)
     rungs = tuple(_rungs(members))
     ladder = Ladder(rungs, came=tuple(rung for rung in _rungs(runs) if rung.prediction))
     if not members:
@@ -34,7 +34,7 @@ def ladder_of(runs: Sequence[Run]) -> Ladder | None:
         fit = _fit(members)
     except NoLawError as error:
         return replace(ladder, refused=str(error))
-    ladder = replace(ladder, law=_words(fit), curve=tuple(_curve(rungs, fit)))
+    ladder = replace(ladder, law=_law_text(fit), curve=tuple(_curve(rungs, fit)))
     asked = {str(text) for run in members if (text := run.settings.get("ladder.target"))}
     with suppress(ValueError, ConfigError):  # none, several, or what a stranger has written
         [only] = asked
@@ -47,7 +47,7 @@ def ladder_of(runs: Sequence[Run]) -> Ladder | None:
     return ladder
 
 
-def foretold(
+def predict_run(
     runs: Sequence[Run], operations: float, parameters: float, tokens: float
 ) -> Prediction:
     """Return the loss that the runs of a ladder foretell of another one.
@@ -68,24 +68,26 @@ def loss_by_size(runs: Sequence[Run]) -> Callable[[float, float], float] | None:
     return (lambda *sizes_S: float(law.at(sizes_S)[0])) if len(law.units) > 1 else None
 
 
-def of_ladder(runs: Sequence[Run]) -> list[Run]:
+def ladder_runs(runs: Sequence[Run]) -> list[Run]:
     """Return those of some runs that are of a ladder."""
     return [run for run in runs if run.settings.get("sweep") == "ladder"]
 
 
-def unlike(some: Settings, others: Settings) -> str:
+def first_text_difference(some: Settings, others: Settings) -> str:
     """Return the first key of text or tokenizer in which two runs differ; "" for none."""
     keys = sorted(key for key in {*some, *others} if key.startswith(("data.", "tokenizer.")))
-    differing = (key for key in keys if canonical(some.get(key)) != canonical(others.get(key)))
-    return next(filter(is_setting, differing), "")
+    for key in filter(is_setting, keys):
+        if canonical_text(some.get(key)) != canonical_text(others.get(key)):
+            return key
+    return ""
 
 
-def said(prediction: Prediction) -> str:
+def with_interval(prediction: Prediction) -> str:
     """Return a prediction with its interval."""
     return f"{prediction.loss:.3f} ({prediction.low:.3f} to {prediction.high:.3f})"
 
 
-def lines(ladder: Ladder) -> Iterator[str]:
+def ladder_lines(ladder: Ladder) -> Iterator[str]:
     """Yield in words what a ladder says."""
     if ladder.law or ladder.refused:
         law = f"{_LOSS} = {ladder.law}" if ladder.law else f"no prediction: {ladder.refused}"
@@ -99,20 +101,20 @@ def lines(ladder: Ladder) -> Iterator[str]:
             f"parameters, {formats.count(target.tokens)} tokens, "
             f"{formats.flops(target.operations)} ({times:.1f} times the largest run), "
             f"{formats.duration(float(round(target.seconds)))} as fast as these: {_LOSS} "
-            f"{said(target.prediction)}; to compare, train it with {_DEPTH}={target.depth:.0f} "
-            "ladder.of=SWEEP"
+            f"{with_interval(target.prediction)}; to compare, train it with "
+            f"{_DEPTH}={target.depth:.0f} ladder.of=SWEEP"
         )
     for run in ladder.came:
         if run.prediction is not None:
             off = run.loss - run.prediction.loss
             where = "in" if run.prediction.low <= run.loss <= run.prediction.high else "outside of"
             yield (
-                f"{run.name}: foretold {said(run.prediction)}, came {run.loss:.3f}, {abs(off):.3f} "
-                f"{'above' if off > 0 else 'below'}, {where} the interval"
+                f"{run.name}: foretold {with_interval(run.prediction)}, came {run.loss:.3f}, "
+                f"{abs(off):.3f} {'above' if off > 0 else 'below'}, {where} the interval"
             )
 
 
-def _words(fit: Fit) -> str:
+def _law_text(fit: Fit) -> str:
     law, ends = fit.law, map(interval, (fit.resampled.floors, *fit.resampled.exponents.T))
     parts = zip("C" if len(law.units) == 1 else "ND", law.units, law.scales[0], law.exponents[0],
                 strict=True)  # fmt: skip
@@ -125,7 +127,7 @@ def _words(fit: Fit) -> str:
 
 
 def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
-    for run in learnt(runs):
+    for run in learnt_runs(runs):
         numbers: list[Any] = [
             run.settings.get(_DEPTH), run.results.flops, run.results.parameters.total,
             run.results.seen.tokens, run.timing.get("seconds"), run.results.by_name.get(_LOSS),
@@ -139,12 +141,12 @@ def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
 
 def _fit(runs: Sequence[Run]) -> Fit:
     for run in runs[1:]:
-        if key := unlike(runs[0].settings, run.settings):
+        if key := first_text_difference(runs[0].settings, run.settings):
             raise NoLawError(f"the runs differ in {key}, and a loss per token with it")
-    return fitted([*_rungs(runs)])
+    return fit_law([*_rungs(runs)])
 
 
-def _along(rungs: Sequence[Rung], amount: str, over: str, place: float, power: int = 2) -> float:
+def _estimate(rungs: Sequence[Rung], amount: str, over: str, place: float, power: int = 2) -> float:
     """Return an amount of a run of this ladder, by another one: a polynomial of their logarithms.
 
     What depth decides is no matter of chance, so that a bent line goes on well.
@@ -163,10 +165,10 @@ def _target(name: str, asked: str, rungs: Sequence[Rung], fit: Fit) -> Rung:
         budget = Budget.parse(asked)
         operations = budget.amount
         if budget.unit == "s":
-            operations = _along(rungs, "operations", "seconds", budget.amount, 1)
-        depth = _along(rungs, "depth", "operations", operations)
-    amounts: dict[str, Any] = {name: _along(rungs, name, "depth", depth) for name in _AMOUNTS}
-    seconds = _along(rungs, "seconds", "operations", amounts["operations"], 1)
+            operations = _estimate(rungs, "operations", "seconds", budget.amount, 1)
+        depth = _estimate(rungs, "depth", "operations", operations)
+    amounts: dict[str, Any] = {name: _estimate(rungs, name, "depth", depth) for name in _AMOUNTS}
+    seconds = _estimate(rungs, "seconds", "operations", amounts["operations"], 1)
     expected = fit.predict(*(amounts[name] for name in _AMOUNTS[1:]))
     return Rung(name, **amounts, seconds=seconds, prediction=expected)
 
@@ -175,5 +177,5 @@ def _curve(rungs: Sequence[Rung], fit: Fit) -> Iterator[tuple[float, Prediction]
     operations = [rung.operations for rung in rungs]
     most = 0.999 * FARTHEST * max(operations)
     for place in np.geomspace(min(operations), most, _POINTS).tolist():
-        sizes = (_along(rungs, name, "operations", place) for name in ("parameters", "tokens"))
+        sizes = (_estimate(rungs, name, "operations", place) for name in ("parameters", "tokens"))
         yield place, fit.predict(place, *sizes)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from transfer_cli.errors import DataError
-from transfer_cli.metrics import LOSS, Metric, by_preference, find
+from transfer_cli.metrics import LOSS, Metric, find_metric, headlines_first
 from transfer_cli.reports.contents import (
     BOOTSTRAP,
     FEWEST_SEEDS,
@@ -23,14 +23,14 @@ from transfer_cli.reports.contents import (
 from transfer_cli.reports.statistics import Floats, Measure, Scored, bootstrap, mcnemar
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, is_cut, read_items
-from transfer_cli.runs.results import merged
-from transfer_cli.runs.slices import Slice, scores
-from transfer_cli.runs.untrusted import reason
+from transfer_cli.runs.results import merged_metrics
+from transfer_cli.runs.slices import Slice, scores_by_slice
+from transfer_cli.runs.untrusted import error_reason
 from transfer_cli.safe_files import UnreadableError
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class SplitItems:
     """The items of a split: one and the same object for runs that were judged on the same.
 
     Labels of language models are "", and so are texts that were not stored. `targets` is `[N]`.
@@ -54,7 +54,7 @@ class RunOutcomes:
     summed nats of each item's targets.
     """
 
-    sheet: Sheet
+    sheet: SplitItems
     predicted: tuple[str, ...]
     wrong: Floats
     loss: Floats
@@ -65,7 +65,7 @@ class OutcomeReader:
 
     def __init__(self) -> None:
         self._read: dict[tuple[Path, str], RunOutcomes | str] = {}
-        self._sheets: dict[bytes, Sheet] = {}
+        self._sheets: dict[bytes, SplitItems] = {}
 
     def read(self, run: Run, split: str) -> RunOutcomes | str:
         """Return the outcomes of a run on a split, or why there are none, in a few words."""
@@ -78,15 +78,15 @@ class OutcomeReader:
             except FileNotFoundError:
                 self._read[key] = "without items.jsonl"
             except (OSError, UnreadableError) as error:
-                self._read[key] = f"items.jsonl: {reason(error)}"
+                self._read[key] = f"items.jsonl: {error_reason(error)}"
         return self._read[key]
 
     def _outcomes(self, items: Sequence[Item]) -> RunOutcomes:
-        asked = [(item.index, item.label, item.text, item.targets) for item in items]
-        key = hashlib.blake2b(repr(asked).encode(), digest_size=16).digest()
+        fields = [(item.index, item.label, item.text, item.targets) for item in items]
+        key = hashlib.blake2b(repr(fields).encode(), digest_size=16).digest()
         if key not in self._sheets:
-            _, labels, texts, targets = zip(*asked, strict=True)
-            self._sheets[key] = Sheet(labels, texts, np.array(targets, float))
+            _, labels, texts, targets = zip(*fields, strict=True)
+            self._sheets[key] = SplitItems(labels, texts, np.array(targets, float))
         return RunOutcomes(
             self._sheets[key],
             tuple(item.predicted for item in items),
@@ -107,9 +107,9 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     most_shared = 100  # shared errors that a report holds
     for at in np.argsort(-wrong, kind="stable")[:most_shared]:
         if 2 * wrong[at] > len(alike):
-            said = dict(Counter(run.predicted[at] for run in alike).most_common())
+            predicted = dict(Counter(run.predicted[at] for run in alike).most_common())
             text, label = sheet.texts[at], sheet.labels[at]
-            errors.append(SharedError(text, label, said, int(wrong[at]), len(alike)))
+            errors.append(SharedError(text, label, predicted, int(wrong[at]), len(alike)))
     return tuple(errors)
 
 
@@ -151,9 +151,9 @@ def compare(
         mine, base = (_by_seed(runs, split, reader) for runs in (ours, theirs))
         parts = _on_same_items(mine, base)
         has_labels = parts[0][1][0][0].sheet.has_labels
-        made = _measure(name, theirs, split, has_labels=has_labels)
+        measured = _measure_of_items(name, theirs, split, has_labels=has_labels)
         with np.errstate(all="ignore"):
-            comparison = _tested(parts, made, split, same_seeds=list(mine) == list(base))
+            comparison = _comparison(parts, measured, split, same_seeds=list(mine) == list(base))
         fewest, most = sorted((len(mine), len(base)))
         if most > 1 and fewest < FEWEST_SEEDS:
             comparison = replace(comparison, low=None, high=None, p=None)
@@ -191,20 +191,20 @@ def _on_same_items(
     raise _IncomparableError("they were not judged on the same items")
 
 
-def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) -> _Measure:
+def _measure_of_items(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) -> _Measure:
     """Return how a measure, or the one that takes its place, is made of items."""
-    declared = merged(run.results.metrics for run in runs)
-    asked = find(name, declared)
-    for metric in (*filter(None, (asked,)), *by_preference(declared)):
+    declared = merged_metrics(run.results.metrics for run in runs)
+    asked = find_metric(name, declared)
+    for metric in (*filter(None, (asked,)), *headlines_first(declared)):
         is_of_errors = metric.unit in ("fraction", "percent")
         if metric.per_example and (has_labels or not is_of_errors):
-            of_mean = _of_mean(metric, runs, split)
+            of_mean = _measure_of_mean(metric, runs, split)
             if of_mean is not None:
                 return _Measure(metric.name, of_mean, is_of_errors, metric.bounds)
     return _Measure("loss", lambda mean: mean, is_of_errors=False)
 
 
-def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> Measure | None:
+def _measure_of_mean(metric: Metric, runs: Sequence[Run], split: str) -> Measure | None:
     """Return how a measure is made of errors or losses; None where it was not measured."""
     scale = 100 if metric.unit == "percent" else 1
     if metric.unit in ("fraction", "percent") and metric.higher_is_better:
@@ -222,7 +222,7 @@ def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> Measure | None:
     return lambda mean: value / loss * mean
 
 
-def _tested(
+def _comparison(
     parts: Sequence[tuple[Seeds, Seeds]], measure: _Measure, split: str, *, same_seeds: bool
 ) -> Comparison:
     scored = [
@@ -262,7 +262,7 @@ def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> R
         except FileNotFoundError:
             items = []
         except (OSError, UnreadableError) as error:
-            problems.append(f"{run.path}: no slices: items.jsonl: {reason(error)}")
+            problems.append(f"{run.path}: no slices: items.jsonl: {error_reason(error)}")
             items = []
         measures[split] = {**measured, **_scores(items, split, slices)}
         cut = sum(is_cut(item.text) for item in items)
@@ -279,13 +279,13 @@ def _scores(items: Sequence[Item], split: str, slices: Mapping[str, Slice]) -> d
         return {}  # of a language model, or too many for their texts to be kept
     between = " / "  # stands between the texts of an item
     texts = [item.text.split(between) for item in items]
-    return scores(
-        {name: part.members(split, texts, _no_column) for name, part in slices.items()},
+    return scores_by_slice(
+        {name: part.mask(split, texts, _refuse_column) for name, part in slices.items()},
         [replace(item, index=number) for number, item in enumerate(items)],
     )
 
 
-def _no_column(name: str) -> Sequence[str]:
+def _refuse_column(name: str) -> Sequence[str]:
     raise DataError(
         f"--slice: runs do not keep the column {name!r} of their tables; transfer evaluate does"
     )

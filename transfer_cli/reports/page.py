@@ -23,14 +23,14 @@ from transfer_cli.reports.html.charts import Chart, cost_charts, label_chart, ra
 from transfer_cli.reports.html.confidence_charts import confidence_charts
 from transfer_cli.reports.html.ladder_chart import ladder_chart
 from transfer_cli.reports.html.learning_curves import read_curves, training_chart, validation_chart
-from transfer_cli.reports.html.markup import Html, joined, note, render, shown
-from transfer_cli.reports.ladder import lines
+from transfer_cli.reports.html.markup import Html, joined, note, render, visible_text
+from transfer_cli.reports.ladder import ladder_lines
 from transfer_cli.reports.sections import (
     Pictures,
     analysis_sections,
+    finding_html,
+    finding_title,
     picture,
-    shown_finding,
-    title_of,
 )
 
 MOST_POINTS = 400
@@ -71,7 +71,8 @@ def analyses_page(
     sections = []
     for name, finding in findings.items():
         embedded = [picture(*shows) for shows in pictures.get(name, {}).items()]
-        sections.append(Section(name, title_of(name, finding), shown_finding(finding, embedded)))
+        content = finding_html(finding, embedded)
+        sections.append(Section(name, finding_title(name, finding), content))
     views = {finding.view.kind for finding in findings.values() if finding.view is not None}
     scripts = [asset("attention.js")] if "attention" in views else []
     return document("analyses.html", title, scripts, sections=sections)
@@ -80,7 +81,7 @@ def analyses_page(
 def document(template: str, title: str, scripts: Sequence[str] = (), **values: object) -> str:
     """Return a page from a template; `scripts` run after the one that all pages have."""
     running = [asset("page.js"), *scripts]
-    made = render(
+    html = render(
         template,
         title=title,
         policy=_policy(running),
@@ -89,7 +90,7 @@ def document(template: str, title: str, scripts: Sequence[str] = (), **values: o
         **values,
     )
     # Nothing steers what is around it, wherever it comes from.
-    return _UNUSUAL.sub(lambda match: shown(match[0]), made).strip() + "\n"
+    return _UNUSUAL.sub(lambda match: visible_text(match[0]), html).strip() + "\n"
 
 
 def asset(name: str) -> str:
@@ -129,7 +130,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     costs, labels = cost_charts(choosing, names), label_chart(task)
     cost = "Cost and labels" if costs and labels else "Cost" if costs else "Few labels"
     parts = [
-        ("results", "Results", task_sections.results(task, names)),
+        ("results", "Results", task_sections.results_section(task, names)),
         ("ladder", "Ladder", _ladder(address, task.ladder)),
         ("rate", "Learning rate", _charts(address, [rate_chart(choosing)])),
         ("curves", "Learning curves", _curves(address, task, names)),
@@ -137,7 +138,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("confusion", "Confusion", task_sections.confusion_section(address, task, names)),
         ("confidence", "Confidence", _charts(address, confidence_charts(task))),
         ("labels", "Labels", task_sections.labels_section(task)),
-        ("errors", "Shared errors", task_sections.shared_errors(task.errors, task.expected)),
+        ("errors", "Shared errors", task_sections.errors_section(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", task_sections.settings_section(task, names)),
         ("environment", "Environment", task_sections.environment_section(task)),
@@ -145,7 +146,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     sections = [
         Section(f"{address}-at-{name}", title, content) for name, title, content in parts if content
     ]
-    first = task_sections.take(task) + task_sections.best_sentence(task, names)
+    first = task_sections.run_to_take(task) + task_sections.best_sentence(task, names)
     return Section(address, task.name, first, sections)
 
 
@@ -153,7 +154,7 @@ def _ladder(task_id: str, ladder: Ladder | None) -> Html | None:
     if ladder is None:
         return None
     chart = _charts(task_id, [ladder_chart(ladder)]) or ""
-    return joined([*map(note, lines(ladder)), chart])
+    return joined([*map(note, ladder_lines(ladder)), chart])
 
 
 def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:

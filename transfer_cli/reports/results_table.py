@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from transfer_cli.metrics import UNSEEN
 from transfer_cli.reports import formats, ladder
-from transfer_cli.reports.best import reasons
+from transfer_cli.reports.best import best_reasons
 from transfer_cli.reports.contents import (
     BOOTSTRAP,
     CONFIDENCE,
     FEWEST_SEEDS,
+    FINISHED,
     LEARNT_NOTHING,
     MCNEMAR,
     Comparison,
@@ -20,14 +21,14 @@ from transfer_cli.reports.contents import (
     Spread,
     TaskRuns,
 )
-from transfer_cli.reports.grouping import fits
+from transfer_cli.reports.grouping import matches
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import printable
 
 BEST = "*"
 """The mark of the best group."""
 
-DIFFERENCE, P, TRAINED, FLOPS, SECONDS, JOULES, MEMORY, RUNS, FOLDER = (
+DIFFERENCE, P_VALUE, TRAINED, FLOPS, SECONDS, JOULES, MEMORY, RUNS, FOLDER = (
     "difference", "p", "trained", "flops", "seconds", "joules", "memory", "runs", "folder",
 )  # fmt: skip
 GROUP, PUBLISHED = "group", "published"
@@ -36,7 +37,7 @@ _TESTS = {
     MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
     BOOTSTRAP: "a bootstrap over items and seeds",
 }
-UNTOLD = formats.NOTHING
+NO_P_VALUE = formats.NOTHING
 _OTHER = {"test": "validation", "validation": "test"}
 
 
@@ -83,19 +84,19 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
             title,
             tuple(row[title] for row in rows),
             title in shown,
-            task.metric(title).shown_unit.strip() if title in shown else "",
+            task.metric(title).display_unit.strip() if title in shown else "",
         )
         for title in rows[0]
     ]
     return [column for column in columns if any(cell.text for cell in column.cells)]
 
 
-def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
+def row_texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
     """Yield what is written in each row of some columns."""
     return zip(*([cell.text for cell in column.cells] for column in columns), strict=True)
 
 
-def measures_beside(task: TaskRuns) -> list[str]:
+def page_measures(task: TaskRuns) -> list[str]:
     """Return what the best is chosen by, the task's measure, and another: for a wide table."""
     split, _, name = task.measure.rpartition("/")
     known = {measure for group in task.groups for measure in group.measures}
@@ -106,12 +107,12 @@ def measures_beside(task: TaskRuns) -> list[str]:
     return [task.chosen_by, task.measure, f"validation/{name}", *more]
 
 
-def compared(task: TaskRuns, group: Group, comparison: Comparison) -> tuple[str, str, str]:
+def comparison_texts(task: TaskRuns, group: Group, comparison: Comparison) -> tuple[str, str, str]:
     """Return the size of a group's tested difference, its interval or "", and its p, as written."""
-    times = task.metric(comparison.measure).shown_times
+    times = task.metric(comparison.measure).display_scale
     size = formats.number(times * abs(comparison.difference), _like(group, comparison, times))
-    points = " points" if task.metric(comparison.measure).shown_unit else ""
-    return size + points, _interval(group, comparison, times), _probability(comparison).text
+    points = " points" if task.metric(comparison.measure).display_unit else ""
+    return size + points, _interval(group, comparison, times), _p_cell(comparison).text
 
 
 def is_baseline(group: Group, task: TaskRuns) -> bool:
@@ -125,7 +126,7 @@ def remarks(task: TaskRuns) -> list[str]:
     counts = Counter(analysis.name for run in task.runs for analysis in run.analyses)
     named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(counts.items())]
     analyses = [f"analyses, which --html shows: {', '.join(named)}"] if named else []
-    foretold = [] if task.ladder is None else ladder.lines(task.ladder)
+    foretold = [] if task.ladder is None else ladder.ladder_lines(task.ladder)
     return [*explanations(task), *analyses, *foretold]
 
 
@@ -146,13 +147,13 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
             "of two runs the mean is shown alone; an interval, or a p, takes three seeds or more "
             "on both sides, or one on each"
         )
-    yield from _of_tests(task, baseline or task.baseline)
+    yield from _test_explanation(task, baseline or task.baseline)
     if any(group.learnt_nothing for group in task.groups):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
     yield from task.notes
 
 
-def name_of_best(task: TaskRuns) -> str:
+def best_run_label(task: TaskRuns) -> str:
     """Return what tells the best run from others: its group, and its seed where there are some."""
     if task.best is None:
         return ""
@@ -165,7 +166,7 @@ def why_best(task: TaskRuns) -> Iterator[str]:
     """Yield why a run is the best one of a task; also why it is not of the best group."""
     if task.best is None:
         return
-    yield from reasons(task.best)
+    yield from best_reasons(task.best)
     best = next((group for group in task.groups if group.is_best), None)
     if best is not None and best is not _group_of_best(task):
         where = formats.folders(run.path for run in best.runs)
@@ -181,7 +182,7 @@ def _group_of_best(task: TaskRuns) -> Group:
     return next(group for group in task.groups if holds_best(task, group))
 
 
-def apart(report: Report) -> Iterator[str]:
+def why_several_tables(report: Report) -> Iterator[str]:
     """Yield why there is more than one table."""
     if len(report.tasks) > 1:
         yield (
@@ -194,35 +195,35 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
     row = {GROUP: Cell(group.label)}
     mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
     row |= {
-        measure: _spread(group.measures.get(measure), mark, task.metric(measure).shown_times)
+        measure: _spread_cell(group.measures.get(measure), mark, task.metric(measure).display_scale)
         for measure in measures
     }
-    row[PUBLISHED] = published(group)
+    row[PUBLISHED] = published_cell(group)
     if task.baseline is not None:
-        row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
+        row |= {DIFFERENCE: _difference_cell(group, task), P_VALUE: _p_cell(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
     return row | {
         TRAINED: Cell(trained, group.trained),
-        FLOPS: _mean(group.flops, formats.of_thousands),
-        SECONDS: _spread(group.seconds),
-        JOULES: _mean(group.joules, formats.energy),
-        MEMORY: _mean(group.memory, formats.size),
-        RUNS: _runs(group),
+        FLOPS: _mean_cell(group.flops, formats.with_metric_prefix),
+        SECONDS: _spread_cell(group.seconds),
+        JOULES: _mean_cell(group.joules, formats.energy),
+        MEMORY: _mean_cell(group.memory, formats.size),
+        RUNS: _runs_cell(group),
         FOLDER: Cell(formats.folders(run.path for run in group.runs)),
     }
 
 
-def published(group: Group) -> Cell:
+def published_cell(group: Group) -> Cell:
     """Return what the preset of a sweep says that others had for the job of a group, if it does."""
     settings, below = group.runs[0].settings, "sweep.published."
     for key, figure in settings.items():
         name, _, value = key.removeprefix(below).partition("=")
-        if key.startswith(below) and is_number(figure) and fits(settings, {name: value}):
+        if key.startswith(below) and is_number(figure) and matches(settings, {name: value}):
             return Cell(formats.number(figure), figure)
     return Cell()
 
 
-def _spread(spread: Spread | None, mark: str = "", times: float = 1) -> Cell:
+def _spread_cell(spread: Spread | None, mark: str = "", times: float = 1) -> Cell:
     if spread is None:
         return Cell()
     spread = formats.scaled(spread, times)
@@ -230,15 +231,15 @@ def _spread(spread: Spread | None, mark: str = "", times: float = 1) -> Cell:
     return Cell(formats.spread(spread) + mark, value)
 
 
-def _mean(spread: Spread | None, words: Callable[[float], str]) -> Cell:
-    return Cell() if spread is None else replace(_spread(spread), text=words(spread.mean))
+def _mean_cell(spread: Spread | None, words: Callable[[float], str]) -> Cell:
+    return Cell() if spread is None else replace(_spread_cell(spread), text=words(spread.mean))
 
 
-def _difference(group: Group, task: TaskRuns) -> Cell:
+def _difference_cell(group: Group, task: TaskRuns) -> Cell:
     """Return the difference that was tested, else that of the means."""
     comparison = group.against
     if comparison is not None:
-        times = task.metric(comparison.measure).shown_times
+        times = task.metric(comparison.measure).display_scale
         size = formats.signed(times * comparison.difference, _like(group, comparison, times))
         return Cell(f"{size} {_interval(group, comparison, times)}".rstrip(), comparison.difference)
     if is_baseline(group, task):
@@ -246,10 +247,10 @@ def _difference(group: Group, task: TaskRuns) -> Cell:
     base = next((other for other in task.groups if other.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
         return Cell()
-    times = task.metric(task.measure).shown_times
-    mean = times * group.measures[task.measure].mean
-    difference = mean - times * base.measures[task.measure].mean
-    text = formats.signed(difference, mean)
+    times = task.metric(task.measure).display_scale
+    mean = group.measures[task.measure].mean
+    difference = mean - base.measures[task.measure].mean
+    text = formats.signed(times * difference, times * mean)
     return Cell(text, difference, "Of the means: not compared by item")
 
 
@@ -267,35 +268,36 @@ def _interval(group: Group, comparison: Comparison, times: float) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def _probability(comparison: Comparison | None) -> Cell:
+def _p_cell(comparison: Comparison | None) -> Cell:
     if comparison is None:
         return Cell()
     if comparison.p is None:
-        return Cell(UNTOLD, None, "fewer than three seeds say next to nothing about chance")
+        return Cell(NO_P_VALUE, None, "fewer than three seeds say next to nothing about chance")
     if comparison.corrected is None:
         return Cell(formats.probability(comparison.p), comparison.p)
     note = f"p {formats.probability(comparison.p)} before the correction"
     return Cell(formats.probability(comparison.corrected), comparison.corrected, note)
 
 
-def _runs(group: Group) -> Cell:
-    done, total = group.finished, len(group.runs)
-    counts = Counter(run.status for run in group.runs if run not in done)
+def _runs_cell(group: Group) -> Cell:
+    counts = Counter(run.status for run in group.runs)
+    done, total = counts.pop(FINISHED, 0), len(group.runs)
     others = ", ".join(f"{n} {status}" for status, n in counts.items())
-    return Cell(f"{len(done)} of {total} ({others})" if others else str(total), len(done))
+    return Cell(f"{done} of {total} ({others})" if others else str(total), done)
 
 
-def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
+def _test_explanation(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     comparisons = [group.against for group in task.groups if group.against is not None]
+    if not comparisons:
+        return
     corrected = sum(comparison.corrected is not None for comparison in comparisons)
     items = {f"{comparison.items:,}" for comparison in comparisons}
     tests = {comparison.test for comparison in comparisons}
     how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
-    drawn = any(comparison.low is not None for comparison in comparisons)
-    interval = f", with its {CONFIDENCE} % interval" if drawn else ""
-    several = f"; corrected for {corrected} comparisons (Holm; --csv has both)" * (corrected > 0)
-    if comparisons:
-        yield (
-            f"difference to {baseline}{interval}; p by {how}, "
-            f"paired on the same {' or '.join(sorted(items))} items{several}"
-        )
+    has_interval = any(comparison.low is not None for comparison in comparisons)
+    interval = f", with its {CONFIDENCE} % interval" if has_interval else ""
+    several = f"; corrected for {corrected} comparisons (Holm; --csv has both)" if corrected else ""
+    yield (
+        f"difference to {baseline}{interval}; p by {how}, "
+        f"paired on the same {' or '.join(sorted(items))} items{several}"
+    )

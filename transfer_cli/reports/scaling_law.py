@@ -12,7 +12,6 @@ Legend: M runs, K sizes, S kinds of size (C alone, or N and D), R fits, G expone
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +69,8 @@ class Fit:
     residuals: Floats
     operations: Floats
 
-    @cached_property
-    def _widened(self) -> float:
+    @property
+    def _widening(self) -> float:
         """How much wider things are than they look where few runs decide on several parameters."""
         runs, known = len(self.residuals), 1 + 2 * self.law.exponents.shape[1]
         return math.sqrt(runs / max(1, runs - known))
@@ -79,7 +78,7 @@ class Fit:
     @property
     def deviation(self) -> float:
         """How far runs are from the law, in nats; that they have decided on it is accounted for."""
-        return self._widened * float(np.sqrt(np.square(self.residuals).mean()))
+        return self._widening * float(np.sqrt(np.square(self.residuals).mean()))
 
     def predict(self, operations: float, parameters: float, tokens: float) -> Prediction:
         """Return what a further run is expected to reach.
@@ -98,7 +97,7 @@ class Fit:
             )
         loss, others_R = float(self.law.at(sizes_S)[0]), self.resampled.at(sizes_S)
         noise_R = np.random.default_rng(0).choice(self.residuals, len(others_R))
-        low, high = interval(loss + self._widened * (others_R - loss + noise_R))
+        low, high = interval(loss + self._widening * (others_R - loss + noise_R))
         return Prediction(loss, min(loss, low), max(loss, high))
 
 
@@ -108,7 +107,7 @@ def interval(values_R: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def fitted(rungs: Sequence[Rung]) -> Fit:
+def fit_law(rungs: Sequence[Rung]) -> Fit:
     """Return the law L(N, D) of runs of which some are alike but for their tokens, else L(C).
 
     Raises:
@@ -117,7 +116,7 @@ def fitted(rungs: Sequence[Rung]) -> Fit:
     both = {(rung.parameters, f"{rung.tokens:.2g}") for rung in rungs}
     has_both = len({rung.parameters for rung in rungs}) < len(both)
     sizes = [[rung.parameters, rung.tokens] if has_both else [rung.operations] for rung in rungs]
-    size_of = [tuple(round(math.log(amount), 2) for amount in of) for of in sizes]
+    size_of = [tuple(round(math.log(size), 2) for size in of_run) for of_run in sizes]
     kinds, different = 1 + has_both, sorted(set(size_of))
     if len(different) < FEWEST_SIZES + 2 * (kinds - 1):
         raise NoLawError(
@@ -130,53 +129,54 @@ def fitted(rungs: Sequence[Rung]) -> Fit:
     )
     # As many sizes as a law has parameters, else it may be any.
     enough_R = ((counts_RM @ is_of_KM.T) > 0).sum(1) > 2 * kinds
-    resampled = _fits(sizes_MS, loss_M, counts_RM[enough_R][: _RESAMPLES[kinds]])
-    law = _fits(sizes_MS, loss_M, np.ones((1, len(loss_M))))
+    resampled = _fit_resamples(sizes_MS, loss_M, counts_RM[enough_R][: _RESAMPLES[kinds]])
+    law = _fit_resamples(sizes_MS, loss_M, np.ones((1, len(loss_M))))
     residuals_M = loss_M - np.array([law.at(sizes_S)[0] for sizes_S in sizes_MS])
     fit = Fit(law, resampled, residuals_M, np.array([rung.operations for rung in rungs]))
-    fell = np.ptp((is_of_KM @ loss_M) / is_of_KM.sum(1))
-    if not (law.scales > 0).all() or fit.deviation > MOST_RESIDUAL * fell:
+    fall = np.ptp((is_of_KM @ loss_M) / is_of_KM.sum(1))
+    if not (law.scales > 0).all() or fit.deviation > MOST_RESIDUAL * fall:
         raise NoLawError(
             f"the losses follow no law: runs are {fit.deviation:.3f} nats from the best one, of "
-            f"{fell:.3f} between their sizes; more seeds, or sizes farther apart, may tell"
+            f"{fall:.3f} between their sizes; more seeds, or sizes farther apart, may tell"
         )
     return fit
 
 
-def _fits(sizes_MS: Floats, loss_M: Floats, counts_RM: Floats) -> Laws:
+def _fit_resamples(sizes_MS: Floats, loss_M: Floats, counts_RM: Floats) -> Laws:
     """Return the law of each resample; one that rises with size has a scale of 0."""
     units_S = np.exp(np.log(sizes_MS).mean(0))
+    scaled_MS = sizes_MS / units_S
     coarse = np.geomspace(*_EXPONENTS, _STEPS)
     # Twice the distance of two of the coarse ones, to both sides.
     fine = np.geomspace(coarse[0] / coarse[2], coarse[2] / coarse[0], _STEPS)
     fits = []
     for counts_M in counts_RM:
-        near_S, _ = _best(sizes_MS / units_S, loss_M, counts_M, [coarse] * len(units_S))
-        fits.append(_best(sizes_MS / units_S, loss_M, counts_M, [near * fine for near in near_S]))
-    exponents_RS, found_RP = (np.array(column) for column in zip(*fits, strict=True))
-    return Laws(found_RP[:, 0], found_RP[:, 1:], exponents_RS, units_S)
+        near_S, _ = _best_fit(scaled_MS, loss_M, counts_M, [coarse] * len(units_S))
+        fits.append(_best_fit(scaled_MS, loss_M, counts_M, [near * fine for near in near_S]))
+    exponents_RS, coefficients_RP = (np.array(column) for column in zip(*fits, strict=True))
+    return Laws(coefficients_RP[:, 0], coefficients_RP[:, 1:], exponents_RS, units_S)
 
 
-def _best(
+def _best_fit(
     scaled_MS: Floats, loss_M: Floats, counts_M: Floats, tried: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
     """Return the exponents that fit best, and the coefficients, `[P]`, none below 0."""
     exponents_GS = np.stack(np.meshgrid(*tried, indexing="ij"), -1).reshape(-1, len(tried))
     powers_GMS = scaled_MS[None] ** -exponents_GS[:, None]
     features_GMP = np.concatenate([np.ones((*powers_GMS.shape[:2], 1)), powers_GMS], 2)
-    found_GP = _solved(features_GMP, loss_M, counts_M)
+    coefficients_GP = _least_squares(features_GMP, loss_M, counts_M)
     # No text is predicted better than surely: where the floor would be below 0, it is 0.
-    below_G = found_GP[:, 0] < 0
-    found_GP[below_G, 0] = 0
-    found_GP[below_G, 1:] = _solved(features_GMP[below_G, :, 1:], loss_M, counts_M)
-    residuals_GM = loss_M - np.einsum("gmp,gp->gm", features_GMP, found_GP)
+    below_G = coefficients_GP[:, 0] < 0
+    coefficients_GP[below_G, 0] = 0
+    coefficients_GP[below_G, 1:] = _least_squares(features_GMP[below_G, :, 1:], loss_M, counts_M)
+    residuals_GM = loss_M - np.einsum("gmp,gp->gm", features_GMP, coefficients_GP)
     squares_G = residuals_GM**2 @ counts_M
-    squares_G[(found_GP[:, 1:] < 0).any(1)] = np.inf
+    squares_G[(coefficients_GP[:, 1:] < 0).any(1)] = np.inf
     at = int(squares_G.argmin())
-    return exponents_GS[at], np.maximum(found_GP[at], 0)
+    return exponents_GS[at], np.maximum(coefficients_GP[at], 0)
 
 
-def _solved(features_GMP: Floats, loss_M: Floats, counts_M: Floats) -> Floats:
+def _least_squares(features_GMP: Floats, loss_M: Floats, counts_M: Floats) -> Floats:
     weighted_GPM = features_GMP.transpose(0, 2, 1) * counts_M
     gram_GPP = weighted_GPM @ features_GMP + 1e-12 * np.eye(features_GMP.shape[-1])
     return np.linalg.solve(gram_GPP, (weighted_GPM @ loss_M)[..., None])[..., 0].astype(float)

@@ -26,7 +26,7 @@ from transfer_cli.reports.html.markup import (
 )
 from transfer_cli.reports.results_table import Cell
 from transfer_cli.runs.stored_analyses import MOST_ANALYSES, read_picture
-from transfer_cli.runs.untrusted import is_number, reason
+from transfer_cli.runs.untrusted import error_reason, is_number
 from transfer_cli.safe_files import UnreadableError
 
 
@@ -69,7 +69,6 @@ def attention_viewer(data: Mapping[str, Any]) -> Html:
 
 
 def _numbers(heads: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Html:
-    """Return the summaries of all heads as a table that can be sorted."""
     measures = [name for name in heads[0] if name not in ("block", "head")]
     columns = [PageColumn(kinds.get(name, name), is_number=True) for name in measures]
     rows = [
@@ -101,17 +100,17 @@ _LINE = Html("<p><small>{method}</small><br>{words}</p>")
 
 def shaded_words(data: Mapping[str, Any]) -> Html:
     """Return texts of `analysis.attributions` with coloured words, one line for each method."""
-    return joined([_LEGEND, *map(_text, data["texts"])])
+    return joined([_LEGEND, *map(_text_card, data["texts"])])
 
 
-def _text(text: Mapping[str, Any]) -> Html:
+def _text_card(text: Mapping[str, Any]) -> Html:
     scores = text["scores"]
     heading = f"Example {text['example'] + 1:,}: {text['prediction']}"
     if text["label"] is not None:
         heading += f" (right: {text['label']})"
     if text["explained"] != text["prediction"]:
         heading += f", explained: {text['explained']}"
-    names = map(_called, scores)
+    names = map(_method_title, scores)
     rows = zip(text["words"], *(map(formats.number, values) for values in scores.values()),
                strict=True)  # fmt: skip
     residue = (
@@ -121,17 +120,17 @@ def _text(text: Mapping[str, Any]) -> Html:
     numbers = table(heading, ["word", *(PageColumn(name, is_number=True) for name in names)], rows)
     return _TEXT.format(
         heading=heading,
-        lines=joined(_line(name, text["words"], values) for name, values in scores.items()),
+        lines=joined(_method_line(name, text["words"], values) for name, values in scores.items()),
         numbers=details("Numbers", joined([numbers, Html("<p>{}</p>").format(residue)]),
                         is_open=False),
     )  # fmt: skip
 
 
-def _called(method: str) -> str:
+def _method_title(method: str) -> str:
     return {"gradient_input": "gradient times input"}.get(method, method.replace("_", " "))
 
 
-def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
+def _method_line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
     largest = max(map(abs, scores)) or 1.0
     shaded = (
         _WORD.format(
@@ -142,7 +141,7 @@ def _line(method: str, words: Sequence[str], scores: Sequence[float]) -> Html:
         )
         for word, score in zip(words, scores, strict=True)
     )
-    return _LINE.format(method=_called(method), words=Html(" ").join(shaded))
+    return _LINE.format(method=_method_title(method), words=Html(" ").join(shaded))
 
 
 # --- sections ----------------------------------------------------------------------------------
@@ -172,12 +171,12 @@ class Pictures:
     def __init__(self) -> None:
         self._room = MOST_PICTURE_BYTES
 
-    def embedded(self, shows: str, path: Path) -> Html:
+    def embed(self, shows: str, path: Path) -> Html:
         """Return a picture with its caption; in its place, why there is none."""
         try:
             content = read_picture(path)
         except (OSError, UnreadableError) as error:
-            return note(f"{path.name} is not shown: {reason(error)}")
+            return note(f"{path.name} is not shown: {error_reason(error)}")
         if len(content) > self._room:
             return note(f"{path.name} is not shown: the page has no room for more pictures")
         self._room -= len(content)
@@ -191,19 +190,19 @@ def analysis_sections(
     known = {analysis.name for run in task.runs for analysis in run.analyses}
     most_runs = 20  # of one analysis on one page
     for name in sorted(known)[:MOST_ANALYSES]:
-        analyses = list(islice(_of_runs(task, names, name, pictures), most_runs))
-        title = title_of(name, Finding.from_json(analyses[0].content))
+        analyses = list(islice(_run_analyses(task, names, name, pictures), most_runs))
+        title = finding_title(name, Finding.from_json(analyses[0].content))
         yield f"analysis-{name}", title, _section(name, analyses)
 
 
-def title_of(name: str, finding: Finding) -> str:
+def finding_title(name: str, finding: Finding) -> str:
     """Return what an analysis calls itself."""
     return _cut(finding.title) or name.replace("_", " ").capitalize()
 
 
-def shown_finding(finding: Finding, pictures: Iterable[Html]) -> Html:
+def finding_html(finding: Finding, pictures: Iterable[Html]) -> Html:
     """Return what an analysis found, with its pictures."""
-    return joined([*_painted(finding), *pictures])
+    return joined([*_finding_parts(finding), *pictures])
 
 
 def picture(shows: str, content: bytes) -> Html:
@@ -212,16 +211,14 @@ def picture(shows: str, content: bytes) -> Html:
     return _PICTURE.format(encoded=encoded, caption=caption)
 
 
-def _of_runs(
+def _run_analyses(
     task: TaskRuns, names: Sequence[str], name: str, pictures: Pictures
 ) -> Iterator[RunAnalysis]:
     for group, called in zip(task.groups, names, strict=True):
         stored = ((run, analysis) for run in group.runs for analysis in run.analyses)
         for run, analysis in stored:
             if analysis.name == name:
-                shown = {
-                    what: pictures.embedded(what, at) for what, at in analysis.pictures.items()
-                }
+                shown = {what: pictures.embed(what, at) for what, at in analysis.pictures.items()}
                 yield RunAnalysis(run.name, called, analysis.content, shown)
 
 
@@ -231,26 +228,26 @@ def _section(name: str, analyses: Sequence[RunAnalysis]) -> Html:
             return joined([SECTIONS[name](analyses)])
         except Exception as error:  # others' code, on files that anybody may have written
             why = f"{type(error).__name__}: {error}"
-            return note(f"Shown plainly: its own section ends in {why}") + _of_all(analyses)
-    return _of_all(analyses)
+            return note(f"Shown plainly: its own section ends in {why}") + _plain_section(analyses)
+    return _plain_section(analyses)
 
 
-def _of_all(analyses: Sequence[RunAnalysis]) -> Html:
-    made = [
-        shown_finding(Finding.from_json(analysis.content), analysis.pictures.values())
+def _plain_section(analyses: Sequence[RunAnalysis]) -> Html:
+    shown = [
+        finding_html(Finding.from_json(analysis.content), analysis.pictures.values())
         for analysis in analyses
     ]
-    if len(made) == 1:
-        return made[0]
+    if len(shown) == 1:
+        return shown[0]
     most_open = 3  # runs that are open from the start; more of them open on demand
     is_open = len(analyses) <= most_open
     return joined(
         details(f"{analysis.group}: {analysis.run}", part, is_open=is_open)
-        for analysis, part in zip(analyses, made, strict=True)
+        for analysis, part in zip(analyses, shown, strict=True)
     )
 
 
-def _painted(finding: Finding) -> Iterator[Html]:
+def _finding_parts(finding: Finding) -> Iterator[Html]:
     if finding.summary:
         yield Html("<p>{}</p>").format(finding.summary)
     if finding.view is not None:
@@ -275,6 +272,8 @@ def _table(shown: FindingTable) -> Iterator[Html]:
     yield table(shown.title or "Table", columns[:MOST_COLUMNS], shown_rows)
     if len(rows) < len(shown.rows):
         yield note(f"{len(shown.rows) - len(rows):,} rows are left out.")
+    if len(columns) > MOST_COLUMNS:
+        yield note(f"{len(columns) - MOST_COLUMNS:,} columns are left out.")
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -283,7 +282,6 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 def _shaded(shown: FindingTable) -> Iterator[Html]:
-    """Yield a table whose numbers have a share of a colour behind them."""
     corner, *names = shown.columns
     rows = [
         (name, [(_cell(value), min(1.0, max(0.0, value or 0.0))) for value in values])

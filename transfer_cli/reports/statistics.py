@@ -90,64 +90,64 @@ def bootstrap(
     rng = np.random.default_rng(_SEED)
     ours_S = np.concatenate([measure(x.ours.sum(1) / x.targets.sum()) for x in scored])
     theirs_B = np.concatenate([measure(x.theirs.sum(1) / x.targets.sum()) for x in scored])
-    parts = [_resampled(part, measure, rng) for part in scored]
+    parts = [_resample(part, measure, rng) for part in scored]
     ours_RS = np.hstack([ours for ours, _ in parts])
     theirs_RB = np.hstack([theirs for _, theirs in parts])
     if same_seeds:
-        over_seeds = _over_seeds(ours_S - theirs_B, ours_RS - theirs_RB, rng)
+        seed_noise = _seed_noise(ours_S - theirs_B, ours_RS - theirs_RB, rng)
     else:
-        over_seeds = _over_seeds(ours_S, ours_RS, rng) - _over_seeds(theirs_B, theirs_RB, rng)
+        seed_noise = _seed_noise(ours_S, ours_RS, rng) - _seed_noise(theirs_B, theirs_RB, rng)
     theirs_R = theirs_RB.mean(1)
-    found_R = ours_RS.mean(1) - theirs_R + over_seeds
+    difference_R = ours_RS.mean(1) - theirs_R + seed_noise
     # Means of items are within the bounds by themselves; what other seeds may add is a normal draw.
     least = min(bounds[0], ours_RS.min(), theirs_RB.min())
     most = max(bounds[1], ours_RS.max(), theirs_RB.max())
-    found_R = np.clip(found_R, least - theirs_R, most - theirs_R)
-    low, high = np.percentile(found_R, [(100 - CONFIDENCE) / 2, (100 + CONFIDENCE) / 2])
-    fewest = 1 + min(int((found_R <= 0).sum()), int((found_R >= 0).sum()))
+    difference_R = np.clip(difference_R, least - theirs_R, most - theirs_R)
+    low, high = np.percentile(difference_R, [(100 - CONFIDENCE) / 2, (100 + CONFIDENCE) / 2])
+    fewest = 1 + min(int((difference_R <= 0).sum()), int((difference_R >= 0).sum()))
     difference = float(ours_S.mean() - theirs_B.mean())
     return Estimate(difference, float(low), float(high), min(1.0, 2 * fewest / (1 + RESAMPLES)))
 
 
-def _over_seeds(found_S: Floats, found_RS: Floats, rng: np.random.Generator) -> Floats | float:
+def _seed_noise(measure_S: Floats, measure_RS: Floats, rng: np.random.Generator) -> Floats | float:
     """Return draws of what other seeds would add to the mean, `[R]`. `_RS` is on other items."""
-    runs = len(found_S)
+    runs = len(measure_S)
     if runs == 1:
         return 0.0
-    cells = np.cov(found_RS, rowvar=False)
+    cells = np.cov(measure_RS, rowvar=False)
     alone = cells.trace() / runs
     shared = (cells.sum() - cells.trace()) / (runs * (runs - 1))
     # How much seeds really vary is known no better than a few of them tell: Student's t, but that
     # what the items alone let seeds differ by is taken off, since it is in their draws already.
-    variance_R = found_S.var(ddof=1) * (runs - 1) / rng.chisquare(runs - 1, len(found_RS))
+    variance_R = measure_S.var(ddof=1) * (runs - 1) / rng.chisquare(runs - 1, len(measure_RS))
     beyond_R = np.maximum(0.0, variance_R - (alone - shared))
-    draws_R: Floats = np.sqrt(beyond_R / runs) * rng.standard_normal(len(found_RS))
+    draws_R: Floats = np.sqrt(beyond_R / runs) * rng.standard_normal(len(measure_RS))
     return draws_R
 
 
-def _resampled(part: Scored, measure: Measure, rng: np.random.Generator) -> tuple[Floats, Floats]:
+def _resample(part: Scored, measure: Measure, rng: np.random.Generator) -> tuple[Floats, Floats]:
     """Return each run's measure on every draw of items, `[R, S]` and `[R, B]`."""
     rows = np.vstack([part.targets, part.ours, part.theirs])
     items = rows.shape[1]
     if items * RESAMPLES <= _MOST_CELLS:
-        sums = _shared_draws(items) @ rows.T
+        sums = _shared_counts(items) @ rows.T
     else:
         # Classifiers agree on most items: of thousands there are a few kinds, and those are drawn.
         kinds, counts_K = np.unique(rows, axis=1, return_counts=True)
-        sums = np.concatenate([draws @ kinds.T for draws in _draws(counts_K, rng)])
+        sums = np.concatenate([draws @ kinds.T for draws in _draw_counts(counts_K, rng)])
     means = sums[:, 1:] / np.maximum(sums[:, :1], 1)
     runs = len(part.ours)
     return measure(means[:, :runs]), measure(means[:, runs:])
 
 
 @lru_cache(maxsize=2)
-def _shared_draws(items: int) -> Floats:
+def _shared_counts(items: int) -> Floats:
     """Return how often each item is in each resample, `[R, N]`: the same for all comparisons."""
     rng = np.random.default_rng(_SEED)
-    return np.concatenate(list(_draws(np.ones(items, np.int64), rng))).astype(np.float64)
+    return np.concatenate(list(_draw_counts(np.ones(items, np.int64), rng))).astype(np.float64)
 
 
-def _draws(counts_K: Counts, rng: np.random.Generator) -> Iterator[Counts]:
+def _draw_counts(counts_K: Counts, rng: np.random.Generator) -> Iterator[Counts]:
     """Yield how often each kind of item is in each resample, `[R, K]`, in portions."""
     kinds, items = len(counts_K), int(counts_K.sum())
     most = max(1, _MOST_CELLS // items)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.errors import listed
+from transfer_cli.errors import list_names
 from transfer_cli.metrics import UNSEEN
 from transfer_cli.reports import formats, results_table
-from transfer_cli.reports.best import commands
+from transfer_cli.reports.best import next_commands
 from transfer_cli.reports.contents import (
     FAILED,
     Group,
@@ -46,17 +46,17 @@ _LEAST_IMPORTANT = (
 )  # fmt: skip
 
 
-def as_page(report: Report, width: int | None) -> Page:
+def as_terminal_page(report: Report, width: int | None) -> Page:
     """Return what `transfer report` prints.
 
     If a terminal has only `width` columns, the least important numbers are left out.
     """
-    said: set[str] = set()
+    shown_remarks: set[str] = set()
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [
-        *(list(_standing(standing, in_tables)) for standing in report.standings),
-        [Line(why) for why in results_table.apart(report)],
-        *(list(_task(task, width, said)) for task in report.tasks),
+        *(list(_sweep_lines(standing, in_tables)) for standing in report.standings),
+        [Line(why) for why in results_table.why_several_tables(report)],
+        *(list(_task(task, width, shown_remarks)) for task in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
         *(list(_best(task, len(report.tasks))) for task in report.tasks),
     ]
@@ -68,15 +68,15 @@ def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
         return
     of_task = f" of {task.name}" if tasks > 1 else ""
     head = Piece(f"best run by validation{of_task}:", "heading")
-    name = results_table.name_of_best(task)
+    name = results_table.best_run_label(task)
     yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {name}")
     for line in results_table.why_best(task):
         yield Entry(["  "], [Piece(line, "note")], 2)
-    for what, line in commands(task.best.run).items():
+    for what, line in next_commands(task.best.run).items():
         yield Line(f"  {what + ':':9}{line}")
 
 
-def _standing(
+def _sweep_lines(
     sweep: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
 ) -> Iterator[Renderable]:
     """Yield the progress of a sweep, and its failed jobs that are in no table."""
@@ -89,7 +89,7 @@ def _standing(
         pieces += [", ", Piece(f"{len(sweep.failed)} failed", "bad")]
     if sweep.pruned:
         pieces += [", ", Piece(f"{sweep.pruned} pruned")]
-    yield Line(Piece(f"sweep {sweep.path}", "heading"), ": ", *pieces, _to_go(sweep))
+    yield Line(Piece(f"sweep {sweep.path}", "heading"), ": ", *pieces, _remaining_text(sweep))
     yield Line("  ", Piece(printable(sweep.command), "note"))
     for number, overrides, reason in sweep.failed:
         if (sweep.path.resolve(), number) not in in_tables:
@@ -97,24 +97,24 @@ def _standing(
             yield Entry([f"  job {number}  "], [Piece(what, "bad")], 10)
 
 
-def _to_go(sweep: SweepProgress) -> str:
+def _remaining_text(sweep: SweepProgress) -> str:
     is_idle = sweep.left > 0 and not sweep.running
-    said = ", and nobody is at work on it" if is_idle else ""
+    text = ", and nobody is at work on it" if is_idle else ""
     if sweep.seconds_left is not None:
         about = formats.duration(float(round(sweep.seconds_left)))
-        said += f"; about {about} {'if taken up again' if is_idle else 'to go'}"
-    return said
+        text += f"; about {about} {'if taken up again' if is_idle else 'to go'}"
+    return text
 
 
-def _task(task: TaskRuns, width: int | None, said: set[str]) -> Iterator[Renderable]:
+def _task(task: TaskRuns, width: int | None, shown_remarks: set[str]) -> Iterator[Renderable]:
     """Yield the table of a task and its remarks, but for those that an earlier table has."""
     runs, groups = len(task.runs), len(task.groups)
     by = f", sorted by {task.sort}" if groups > 1 and task.sort else ""
     size = f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
     yield Line(Piece(task.name, "heading"), f": {size}")
-    columns, left_out = _fitting(results_table.results_table(task), width)
+    columns, left_out = _columns_for_width(results_table.results_table(task), width)
     table: list[list[Piece | str]] = []
-    rows = zip(task.groups, results_table.texts(columns), strict=True)
+    rows = zip(task.groups, results_table.row_texts(columns), strict=True)
     for group, (name, measured, *others) in rows:
         if group.is_best:
             table.append([Piece(f"{BEST} {name}", "mark"), Piece(measured, "mark"), *others])
@@ -123,8 +123,8 @@ def _task(task: TaskRuns, width: int | None, said: set[str]) -> Iterator[Rendera
     titles = [Column(printable(column.heading), right=column.title != FOLDER)
               for column in columns[1:]]  # fmt: skip
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
-    lines = [line for line in results_table.remarks(task) if line not in said]
-    said.update(lines)
+    lines = [line for line in results_table.remarks(task) if line not in shown_remarks]
+    shown_remarks.update(lines)
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
     for line in lines:
@@ -133,7 +133,7 @@ def _task(task: TaskRuns, width: int | None, said: set[str]) -> Iterator[Rendera
     yield from _errors(task)
 
 
-def _fitting(
+def _columns_for_width(
     columns: list[ResultColumn], width: int | None
 ) -> tuple[list[ResultColumn], list[str]]:
     """Return the columns for which there is room, and the titles of the others."""
@@ -163,7 +163,7 @@ def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
         yield Line("  came to nothing, or not to an end:")
     for what, runs in by_reason.items():
         overrides = f"{' '.join(runs[0].overrides)}  ".lstrip() if len(runs) == 1 else ""
-        names = listed((run.name for run in runs), _MOST_NAMED)
+        names = list_names((run.name for run in runs), _MOST_NAMED)
         yield Entry(["    "], [f"{names}  ", overrides, Piece(what, "bad")], 4)
 
 
@@ -172,11 +172,11 @@ def _errors(task: TaskRuns) -> Iterator[Renderable]:
         most = f", the first {MOST_ERRORS}" if len(task.errors) > MOST_ERRORS else ""
         yield Line(f"  wrong in most runs ({task.measure.partition('/')[0]}{most}):")
     for error in task.errors[:MOST_ERRORS]:
-        said = ", ".join(f"{label} {count}" for label, count in error.predicted.items())
+        predicted = ", ".join(f"{label} {count}" for label, count in error.predicted.items())
         text = " ".join(error.text.split())
         if len(text) > _MOST_CHARACTERS:
             text = f"{text[:_MOST_CHARACTERS]} ..."
-        answer = Piece(printable(f"is {error.label}, said {said}"), "note")
+        answer = Piece(printable(f"is {error.label}, said {predicted}"), "note")
         yield Entry([f"    {error.wrong} of {error.runs}  "], [f"{text}  ", answer], 14)
 
 
@@ -201,7 +201,7 @@ def as_json(value: object) -> str:
 
 def as_markdown(report: Report) -> str:
     """Return a table for each task, with what must be known of it."""
-    parts = [*map(markdown_text, results_table.apart(report))]
+    parts = [*map(markdown_text, results_table.why_several_tables(report))]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
         parts += ["Not shown:", "\n".join(f"- {markdown_text(why)}" for why in report.problems)]
@@ -209,6 +209,7 @@ def as_markdown(report: Report) -> str:
 
 
 def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
+    best = task.best.run.path if task.best and results_table.holds_best(task, group) else None
     record: dict[str, Any] = {
         "task": task.name,
         "group": group.label,
@@ -220,9 +221,7 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         "seeds": " ".join(str(run.seed) for run in group.finished),
         "best": group.is_best,
         "baseline": results_table.is_baseline(group, task),
-        "best_run": task.best.run.path
-        if task.best and results_table.holds_best(task, group)
-        else None,
+        "best_run": best,
         "folders": shlex.join(str(run.path) for run in group.runs),
         "trained": group.trained,
     }
@@ -234,7 +233,7 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         if name.count("/") < 2 or "/slice/" in name or name.endswith(UNSEEN):
             mean, deviation = (None, None) if spread is None else (spread.mean, spread.deviation)
             record |= {name: mean, f"{name} deviation": deviation}
-    if (figure := results_table.published(group)).text:
+    if (figure := results_table.published_cell(group)).text:
         record[results_table.PUBLISHED] = figure.value
     against = {} if group.against is None else vars(group.against)
     return record | {f"against {name}": value for name, value in against.items()}
@@ -252,7 +251,7 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
     yield ""
     yield markdown_row(markdown_text(column.heading) for column in columns)
     yield markdown_row(["---", *["---:"] * (len(columns) - 1)])
-    for group, (name, *cells) in zip(task.groups, results_table.texts(columns), strict=True):
+    for group, (name, *cells) in zip(task.groups, results_table.row_texts(columns), strict=True):
         first = f"**{markdown_code(name)}** \\*" if group.is_best else markdown_code(name)
         yield markdown_row([first, *map(markdown_text, cells)])
     remarks = [markdown_text(line) for line in results_table.remarks(task)]
@@ -266,10 +265,11 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
         yield from (f"- {line}" for line in remarks)
     if task.best is not None:
         yield ""
-        label = markdown_text(results_table.name_of_best(task))
+        label = markdown_text(results_table.best_run_label(task))
         yield f"**Best run by validation**: {markdown_code(str(task.best.run.path))} {label}"
         yield ""
         yield from (f"- {markdown_text(line)}" for line in results_table.why_best(task))
         yield from (
-            f"- {what}: {markdown_code(line)}" for what, line in commands(task.best.run).items()
+            f"- {what}: {markdown_code(line)}"
+            for what, line in next_commands(task.best.run).items()
         )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import RunError, raised_as
-from transfer_cli.runs.atomic import check_inside, replaced_file, write_text, writing
+from transfer_cli.runs.atomic import as_run_error, check_inside, replaced_file, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.stored_analyses import MOST_BYTES, MOST_PICTURES, NAME, check_picture
 from transfer_cli.safe_files import UnreadableError, parse_json
@@ -48,18 +48,18 @@ def write_analysis(
             in a folder by its name, too: `projector/tensors.tsv`.
     """
     pictures, files = pictures or {}, files or {}
-    text = _checked(run, name, content, pictures)
+    text = _checked_text(run, name, content, pictures)
     for ending in files:
         if not _OTHER.fullmatch(ending) or ending.endswith(".png"):
             raise RunError(f"analysis {name!r}: {ending!r} cannot be the end of a file's name")
     folder = RunDirectory(run).analyses
     check_inside(run, [folder], "run")
-    with writing(folder):
+    with as_run_error(folder):
         folder.mkdir(exist_ok=True)
     others = {f"{shows}.png": picture for shows, picture in pictures.items()} | dict(files)
     for end, data in others.items():
         place = folder / f"{name}-{end}"
-        with writing(place):
+        with as_run_error(place):
             place.parent.mkdir(exist_ok=True)
             with replaced_file(place) as temporary:
                 temporary.write_bytes(data)
@@ -81,7 +81,7 @@ def _beside(folder: Path, name: str) -> dict[str, Path]:
     return {end: path for end, path in ends.items() if path.is_file() and _OTHER.fullmatch(end)}
 
 
-def _checked(
+def _checked_text(
     run: Path, name: str, content: Mapping[str, Any], pictures: Mapping[str, bytes]
 ) -> str:
     """Return the text of the file, if it can be read back."""

@@ -25,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def as_run_error(path: Path) -> Iterator[None]:
     """Turn errors of the disk while `path` is written into one line."""
     try:
         yield
@@ -47,7 +47,7 @@ def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
         key: The config key that named the folder; begins the message.
     """
     root = os.path.realpath(folder)
-    for path in itertools.chain.from_iterable(map(_all_of, places)):
+    for path in itertools.chain.from_iterable(map(_walk, places)):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
             raise RunError(
                 f"{key}: {path} is a link that leads out of {folder}, where nothing is written; "
@@ -59,7 +59,7 @@ def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:
                 raise RunError(f"{key}: {path} is a device or a pipe; remove it")
 
 
-def _all_of(place: Path) -> Iterator[Path]:
+def _walk(place: Path) -> Iterator[Path]:
     """Yield a path and all that is below it, but nothing behind a link."""
     yield place
     if place.is_symlink():
@@ -85,7 +85,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    temporary = _beside(path)
+    temporary = _temporary_path(path)
     try:
         yield temporary
         flush(temporary)
@@ -105,7 +105,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     if not folder.parent.is_dir():
         folder.parent.mkdir(parents=True)
         flush(folder.parent.parent)
-    with _filled(_beside(folder)) as temporary:
+    with _temporary_folder(_temporary_path(folder)) as temporary:
         yield temporary
         try:
             # Tried, not looked up: a network disk may not know yet what another machine has made.
@@ -122,7 +122,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to fill, which becomes `folder`, new or empty, at the end of the block."""
     if folder.is_dir():
         # Filled from inside: it may be a disk of its own, or the working directory.
-        with _filled(folder / _beside(folder).name) as temporary:
+        with _temporary_folder(folder / _temporary_path(folder).name) as temporary:
             if len(list(folder.iterdir())) > 1:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
             yield temporary
@@ -130,13 +130,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
                 child.rename(folder / child.name)
         return
     above = next(parent for parent in folder.absolute().parents if parent.exists())
-    with _filled(above / _beside(folder).name) as temporary:
+    with _temporary_folder(above / _temporary_path(folder).name) as temporary:
         yield temporary
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary.rename(folder)
 
 
-def make_stamped(root: Path, name: str) -> Path:
+def make_dated_folder(root: Path, name: str) -> Path:
     """Make a folder below `root`, called by the time and `name`, and return its path."""
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     first = f"{stamp}-{name}" if name else stamp
@@ -155,7 +155,7 @@ def make_stamped(root: Path, name: str) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that readers see the old one or the new one, never a part."""
-    with writing(path), replaced_file(path) as temporary:
+    with as_run_error(path), replaced_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -166,7 +166,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def append_json(path: Path, record: Mapping[str, Any]) -> None:
     """Append a JSON line."""
-    with writing(path), path.open("a", encoding="utf-8") as file:
+    with as_run_error(path), path.open("a", encoding="utf-8") as file:
         file.write(f"{as_json(record)}\n")
 
 
@@ -179,10 +179,10 @@ def as_json(content: Mapping[str, Any], **options: Any) -> str:
         return json.dumps(plain, **options)
 
 
-def cut(path: Path, size: int) -> None:
+def truncate_file(path: Path, size: int) -> None:
     """Shorten a file that grew by appending to the `size` bytes that it once had."""
     # Opened, not looked up: a network disk then asks how large another machine has left it.
-    with writing(path), suppress(FileNotFoundError), path.open("rb+") as file:
+    with as_run_error(path), suppress(FileNotFoundError), path.open("rb+") as file:
         if file.seek(0, os.SEEK_END) > size:
             file.truncate(size)
 
@@ -200,13 +200,13 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     # Drawn: of two machines, or containers, processes may have the same number.
     return path.parent / f".{path.name}.{secrets.randbits(63)}"
 
 
 @contextmanager
-def _filled(temporary: Path) -> Iterator[Path]:
+def _temporary_folder(temporary: Path) -> Iterator[Path]:
     """Make an empty folder, and remove it at the end if it is still there."""
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

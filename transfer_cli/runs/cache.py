@@ -39,16 +39,16 @@ def digest(key: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _raised(error: BaseException) -> None:
+def _raise(error: BaseException) -> None:
     raise error
 
 
-def kept(
+def load_or_make(
     entry: Path,
     read: Callable[[Path], T | None],
     make: Callable[[], T],
     write: Callable[[T], object] = lambda content: None,
-    refused: Callable[[BaseException], None] = _raised,
+    refused: Callable[[BaseException], None] = _raise,
 ) -> T:
     """Return the content of an entry, which is made now if it is missing or damaged.
 
@@ -62,19 +62,19 @@ def kept(
     Raises:
         OSError: The folder cannot be written; see `refused`.
     """
-    stored = sound(entry, read)
+    stored = read_if_sound(entry, read)
     if stored is not None:
         return stored
     with ExitStack() as held:
         try:
             held.enter_context(locked(entry))
-            stored = sound(entry, read)  # another run may have been faster
+            stored = read_if_sound(entry, read)  # another run may have been faster
             if stored is not None:
                 return stored
             if entry.exists():
                 log.warning("%s in the cache is damaged and is made again", entry)
                 remove(entry)
-            sweep(entry.parent, held=entry.name)
+            clear_leftovers(entry.parent, held=entry.name)
         except OSError as error:
             refused(error)
             return make()
@@ -97,31 +97,31 @@ def new_entry(entry: Path) -> Iterator[Path]:
             flush(path)
 
 
-def made_unless_held(entry: Path, make: Callable[[], object]) -> None:
+def make_unless_held(entry: Path, make: Callable[[], object]) -> None:
     """Make an entry that is missing, with `new_entry`, unless another process is making it now.
 
     One that is there is not looked into.
     """
-    if is_there(entry):
+    if is_complete(entry):
         return
     entry.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock_of(entry)
     if not lock.take():
         return
     try:
-        if not is_there(entry):
+        if not is_complete(entry):
             make()
     finally:
         lock.release()
 
 
-def is_there(entry: Path) -> bool:
+def is_complete(entry: Path) -> bool:
     """Return whether an entry is complete; it may be damaged."""
     return (entry / _SEAL).exists()
 
 
-def sound(entry: Path, read: Callable[[Path], T | None]) -> T | None:
-    """Return the content of an entry, None if it is missing or damaged; see `kept`."""
+def read_if_sound(entry: Path, read: Callable[[Path], T | None]) -> T | None:
+    """Return the content of an entry, None if it is missing or damaged; see `load_or_make`."""
     with suppress(OSError, ValueError):  # it is not there, or damaged, or another run removes it
         if read_json(entry / _SEAL) == _checksums(entry):
             return read(entry)
@@ -171,7 +171,7 @@ def _lock_of(path: Path) -> Lock:
     return Lock(path.with_name(f".{path.name}.lock"))
 
 
-def sweep(folder: Path, held: str = "") -> None:
+def clear_leftovers(folder: Path, held: str = "") -> None:
     """Remove what killed runs left in a folder of entries; of one the lock may be held here."""
     for leftover in folder.glob(".*"):
         match = _LEFTOVER.fullmatch(leftover.name)

@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from transfer_cli.errors import CheckpointError, RunError, raised_as
-from transfer_cli.runs.atomic import flush, replaced_file, replaced_folder, write_json, writing
+from transfer_cli.runs.atomic import as_run_error, flush, replaced_file, replaced_folder, write_json
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ def write(
 
     Args:
         state: Tensors and plain values for a resume.
-        best: The folder that `keep_best` wrote last. The checkpoint has its own copy, since that
+        best: The folder that `write_best` wrote last. The checkpoint has its own copy, since that
             folder changes later.
     """
-    with writing(folder), replaced_folder(folder) as temporary:
+    with as_run_error(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
         _write_state(state, temporary / STATE)
         files = _fingerprints(temporary)
@@ -75,13 +75,13 @@ def write(
             flush(path)
 
 
-def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) -> None:
+def write_best(folder: Path, step: int, write_weights: Callable[[Path], None]) -> None:
     """Write the best weights so far at `folder`, replacing those before.
 
     This may happen often, so they are neither flushed nor hashed before a checkpoint takes them
     along; until then, a resume does not see them.
     """
-    with writing(folder), replaced_folder(folder) as temporary:
+    with as_run_error(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
         _write_meta(temporary, step, None)
 
@@ -92,7 +92,7 @@ def restore_best(checkpoint: Path, folder: Path, step: int) -> None:
     A run that was killed may have found better ones after its last checkpoint. It will find them
     again, and until then they are not the best.
     """
-    with writing(folder), replaced_folder(folder) as temporary:
+    with as_run_error(folder), replaced_folder(folder) as temporary:
         _copy_files(checkpoint / BEST, temporary)
         known = {
             name.removeprefix(f"{BEST}/"): entry for name, entry in _best_of(checkpoint).items()
@@ -101,12 +101,12 @@ def restore_best(checkpoint: Path, folder: Path, step: int) -> None:
 
 
 @contextmanager
-def listed(folder: Path, names: Collection[str]) -> Iterator[None]:
+def listing_files(folder: Path, names: Collection[str]) -> Iterator[None]:
     """Write the list of files that the block changes at its end.
 
     Until then there is none, so that a kill leaves no list that is not true.
     """
-    with writing(folder):
+    with as_run_error(folder):
         (folder / META).unlink(missing_ok=True)
         yield
         files = {name: _fingerprint(folder / name) for name in names}
@@ -176,12 +176,12 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 # --- finding and removing ----------------------------------------------------------------------
 
 
-def is_in_parts(checkpoint: Path) -> bool:
+def is_sharded(checkpoint: Path) -> bool:
     """Return whether every process has written its own part of the weights."""
     return any(checkpoint.glob("shard-*.safetensors"))
 
 
-def name(step: int) -> str:
+def folder_name(step: int) -> str:
     """Return the folder name of a step's checkpoint."""
     return f"step-{step:08d}"
 
@@ -250,7 +250,7 @@ def hash_of(name: str, folder: Path) -> str | None:
     return None
 
 
-def copy_of(name: str, model: Path, checkpoints: Path) -> Path | None:
+def whole_copy_of(name: str, model: Path, checkpoints: Path) -> Path | None:
     """Return a whole copy, among a run's checkpoints, of a damaged file of its finished model."""
     with suppress(CheckpointError, OSError):
         wanted = _read_meta(model)["files"].get(name)
@@ -276,7 +276,7 @@ def prune(folder: Path, keep: int, newest: int) -> None:
             remove(old)
 
 
-def share_equal(model: Path, checkpoints: Path) -> None:
+def link_equal_files(model: Path, checkpoints: Path) -> None:
     """Let the files of a finished run that are equal be links to one, where the disk knows links.
 
     No file is ever changed in place, so each can be replaced or removed without the others.
@@ -296,7 +296,7 @@ def share_equal(model: Path, checkpoints: Path) -> None:
 def remove(folder: Path) -> None:
     """Remove a checkpoint, if it is there; a kill half-way leaves none that looks complete."""
     if folder.is_dir():
-        with writing(folder):
+        with as_run_error(folder):
             (folder / META).unlink(missing_ok=True)
             shutil.rmtree(folder)
 
@@ -350,7 +350,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     _read_meta(checkpoint)
     path = checkpoint / STATE
     try:
-        check_unpacked(path)
+        check_uncompressed(path)
         state = torch.load(path, weights_only=True, map_location="cpu")
         if not isinstance(state, dict):
             raise TypeError("it holds no dictionary")  # noqa: TRY301 - one of what torch raises
@@ -366,7 +366,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def fitting(checkpoint: Path) -> Iterator[None]:
+def as_checkpoint_error(checkpoint: Path) -> Iterator[None]:
     """Name the checkpoint in an error of loading its state."""
     try:
         yield
@@ -377,7 +377,7 @@ def fitting(checkpoint: Path) -> Iterator[None]:
         ) from error
 
 
-def check_unpacked(path: Path) -> None:
+def check_uncompressed(path: Path) -> None:
     """Refuse a compressed file, which torch never writes but reads."""
     with zipfile.ZipFile(path) as zipped:
         members = zipped.infolist()

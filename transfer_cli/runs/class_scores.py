@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from transfer_cli.metrics import Metric
 from transfer_cli.runs.results import Results
 
-FEW = 20
+MOST_LISTED = 20
 """Labels that a terminal or a card lists; of more, the worst."""
 
 TITLES = ("precision", "recall", "F1", "support")
@@ -44,7 +44,7 @@ def class_scores(runs: Sequence[Results], split: str) -> list[ClassScore]:
     """
     by_label = defaultdict[str, list[ClassScore]](list)
     for run in runs:
-        for score in _of_run(run, split):
+        for score in _run_scores(run, split):
             by_label[score.label].append(score)
     means = [
         ClassScore(
@@ -55,14 +55,14 @@ def class_scores(runs: Sequence[Results], split: str) -> list[ClassScore]:
     return sorted(means, key=lambda score: (score.f1, -score.support))
 
 
-def one_label_each(metrics: Sequence[Metric]) -> bool:
+def has_one_label_each(metrics: Sequence[Metric]) -> bool:
     """Return whether examples have one label each, so that shares of labels are shares of them."""
     return any(metric.per_example and metric.unit in ("fraction", "percent") for metric in metrics)
 
 
-def _of_run(run: Results, split: str) -> Iterator[ClassScore]:
+def _run_scores(run: Results, split: str) -> Iterator[ClassScore]:
     labels, measures = run.labels, run.measures.get(split, {})
-    confusion = counts_in(run, split, "confusion", len(labels))
+    confusion = count_table(run, split, "confusion", len(labels))
     kinds = {label[2:]: at for at, label in enumerate(labels) if label.startswith("B-")}
     scored = [kind for kind in kinds if f"entity_precision/{kind}" in measures]
     if confusion and scored:
@@ -72,27 +72,28 @@ def _of_run(run: Results, split: str) -> Iterator[ClassScore]:
             )
             yield ClassScore(kind, precision, recall, f1, sum(confusion[kinds[kind]]))
         return
-    for label, (right, given, said) in zip(labels, _right_given_said(run, split), strict=False):
-        if given + said:
-            precision, recall = right / said if said else 0.0, right / given if given else 0.0
-            yield ClassScore(label, precision, recall, 2 * right / (given + said), given)
+    for label, (right, support, predicted) in zip(labels, _label_counts(run, split), strict=False):
+        if support + predicted:
+            precision = right / predicted if predicted else 0.0
+            recall = right / support if support else 0.0
+            yield ClassScore(label, precision, recall, 2 * right / (support + predicted), support)
 
 
-def _right_given_said(run: Results, split: str) -> list[tuple[int, int, int]]:
-    """Return of each label how often it was right, given and said, by any table that tells."""
+def _label_counts(run: Results, split: str) -> list[tuple[int, int, int]]:
+    """Return of each label how often it was right, the target and predicted, by any such table."""
     size = len(run.labels)
-    if confusion := counts_in(run, split, "confusion", size):
-        said_C = [sum(column) for column in zip(*confusion, strict=True)]
-        return [(row[at], sum(row), said_C[at]) for at, row in enumerate(confusion)]
-    if counts := counts_in(run, split, "labels", 3):
+    if confusion := count_table(run, split, "confusion", size):
+        predicted_C = [sum(column) for column in zip(*confusion, strict=True)]
+        return [(row[at], sum(row), predicted_C[at]) for at, row in enumerate(confusion)]
+    if counts := count_table(run, split, "labels", 3):
         return list(zip(*counts, strict=True))
-    if counts := counts_in(run, split, "decisions", 4):
+    if counts := count_table(run, split, "decisions", 4):
         several = zip(*counts, strict=True)
         return [(right, right + missed, right + wrong) for right, wrong, missed, _ in several]
     return []
 
 
-def counts_in(
+def count_table(
     run: Results, split: str, name: str, height: int, width: int | None = None
 ) -> Counts | None:
     """Return a table of counts of this size, if it is there; by default a label is a column."""
@@ -107,16 +108,16 @@ def counts_in(
     return rows if is_one else None
 
 
-def confused(labels: Sequence[str], confusion: Counts) -> str:
+def describe_confusions(labels: Sequence[str], confusion: Counts) -> str:
     """Return in words which labels were taken for others most often, and in how many of theirs."""
     wrong = [
-        (count, labels[at], labels[said], sum(row))
+        (count, labels[at], labels[predicted], sum(row))
         for at, row in enumerate(confusion)
-        for said, count in enumerate(row)
-        if count and said != at
+        for predicted, count in enumerate(row)
+        if count and predicted != at
     ]
     wrong.sort(key=lambda mistake: -mistake[0])
     return "; ".join(
-        f"{label} taken for {said} {count:,} of {whole:,} times ({100 * count / whole:.0f} %)"
-        for count, label, said, whole in wrong[:_MOST_CONFUSED]
+        f"{label} taken for {predicted} {count:,} of {whole:,} times ({100 * count / whole:.0f} %)"
+        for count, label, predicted, whole in wrong[:_MOST_CONFUSED]
     )

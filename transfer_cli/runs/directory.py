@@ -29,8 +29,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.errors import CheckpointError, RunError, nearest, raised_as
-from transfer_cli.runs.atomic import check_inside, make_stamped, remove, write_json, write_text
+from transfer_cli.errors import CheckpointError, RunError, did_you_mean, raised_as
+from transfer_cli.runs.atomic import check_inside, make_dated_folder, remove, write_json, write_text
 from transfer_cli.runs.locks import Lock, holder_of
 from transfer_cli.safe_files import read_json
 
@@ -136,7 +136,7 @@ class RunDirectory:
     @classmethod
     def create_new(cls, root: Path, name: str) -> "RunDirectory":
         """Make a new run directory under `root`, locked; its name is the time and `name`."""
-        return cls.create(make_stamped(root, name))
+        return cls.create(make_dated_folder(root, name))
 
     def lock(self, key: str) -> None:
         """Keep other commands from writing here, until `unlock` or the end of this process."""
@@ -215,7 +215,7 @@ class RunDirectory:
 
     # --- its files -----------------------------------------------------------------------------
 
-    def start(
+    def write_start(
         self,
         command: str,
         config: str,
@@ -248,7 +248,7 @@ class RunDirectory:
 
     def read_command(self) -> str:
         """Return the command that made the run; "an unknown command" when the file is missing."""
-        return _word(self.environment, "command", "an unknown command")
+        return _read_word(self.environment, "command", "an unknown command")
 
     def read_presets(self) -> dict[str, str]:
         """Return the option that was chosen for each config group."""
@@ -264,10 +264,10 @@ class RunDirectory:
 
     def read_status(self) -> str:
         """Return starting, running, stopped, finished or failed; "unknown" without the file."""
-        return _word(self.status, "status", "unknown")
+        return _read_word(self.status, "status", "unknown")
 
 
-def _word(path: Path, key: str, otherwise: str) -> str:
+def _read_word(path: Path, key: str, otherwise: str) -> str:
     try:
         return str(read_json(path)[key])
     except (OSError, ValueError, KeyError):
@@ -277,10 +277,10 @@ def _word(path: Path, key: str, otherwise: str) -> str:
 def check_is_folder(path: Path, key: str) -> None:
     """Refuse a path at which there is no folder."""
     if not path.is_dir():
-        raise CheckpointError(f"{key}: there is no folder {path}{like(path)}")
+        raise CheckpointError(f"{key}: there is no folder {path}{folder_hint(path)}")
 
 
-def like(path: Path, names: Iterable[str] = ()) -> str:
+def folder_hint(path: Path, names: Iterable[str] = ()) -> str:
     """Return ". Did you mean 'x'?" for the folder beside a path that is called most like it.
 
     `names` are further ones, which stand for themselves.
@@ -288,17 +288,17 @@ def like(path: Path, names: Iterable[str] = ()) -> str:
     with suppress(OSError):
         beside = [sibling.name for sibling in path.parent.iterdir() if sibling.is_dir()]
         also = names if path.parent == Path() else ()
-        return nearest(path.name, [*beside, *also], 0.6).replace(" ", ". ", 1)
+        return did_you_mean(path.name, [*beside, *also], 0.6).replace(" ", ". ", 1)
     return ""
 
 
-def find_folder(path: Path, key: str, names: Iterable[str] = ()) -> None:
+def check_model_folder(path: Path, key: str, names: Iterable[str] = ()) -> None:
     """Refuse a path of a model at which there is no folder; `names` may have been meant, too."""
     if path.is_file():
         _refuse_pickles([path], key)
         raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
     if not path.is_dir():
-        cure = like(path, names)
+        cure = folder_hint(path, names)
         is_name = _PUBLISHED.fullmatch(str(path)) and not (path.parts[1:] and path.parent.is_dir())
         if "," in str(path) and all(Path(part).is_dir() for part in str(path).split(",")):
             cure = f"; several are written as a list, {key}=[A,B]"
@@ -310,9 +310,9 @@ def find_folder(path: Path, key: str, names: Iterable[str] = ()) -> None:
         )
 
 
-def find_model(path: Path, key: str, names: Iterable[str] = ()) -> tuple[Path, Path]:
-    """Return the folders with a model's weights and with its description; see `find_folder`."""
-    find_folder(path, key, names)
+def model_folders(path: Path, key: str, names: Iterable[str] = ()) -> tuple[Path, Path]:
+    """Return the folders with a model's weights and with its description."""
+    check_model_folder(path, key, names)
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
         # A finished model may be of another build than its checkpoints; then they have their own.
         has_own = (path.parent / "model.json").is_file()

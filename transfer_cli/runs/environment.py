@@ -24,8 +24,7 @@ PACKAGES = (
     "safetensors", "numpy", "tensorboard",
 )  # fmt: skip
 
-
-_ROUND = ("python", "transfer-cli", "torch", "numpy", "tokenizers")
+_ROUNDING_PACKAGES = ("python", "transfer-cli", "torch", "numpy", "tokenizers")
 """Of which another version may compute other bits."""
 
 
@@ -55,13 +54,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def cores() -> int:
+def available_cores() -> int:
     """Return how many cores this process may use."""
     known = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
-def processes_of(devices: int | str, device: str) -> int:
+def num_processes(devices: int | str, device: str) -> int:
     """Return how many processes work on a run: with `auto` one for each GPU, or one on the CPU."""
     if devices == "auto":
         return max(1, len(visible_gpus())) if device in ("auto", "cuda") else 1
@@ -75,7 +74,7 @@ def visible_gpus() -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         names = [name.strip() for name in given.split(",") if name.strip()]
-        return [] if "-1" in names else names
+        return names[: [*names, "-1"].index("-1")]  # as CUDA reads it: what is behind -1 is ignored
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -92,7 +91,7 @@ def visible_gpus() -> list[str]:
 # --- what decides the last bits ----------------------------------------------------------------
 
 
-def ran_on(device: "torch.device", processes: int) -> dict[str, Any]:
+def numerical_environment(device: "torch.device", processes: int) -> dict[str, Any]:
     """Return what decides how numbers are rounded: threads, processes, device and versions."""
     import torch
 
@@ -106,12 +105,12 @@ def ran_on(device: "torch.device", processes: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": processes,
         "device": name,
-        **{package: all_versions[package] for package in _ROUND},
+        **{package: all_versions[package] for package in _ROUNDING_PACKAGES},
     }
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in words how `now` differs from an earlier `ran_on`."""
+    """Return in words how `now` differs from an earlier `numerical_environment`."""
     return [
         f"{name} {value} (was {then.get(name, 'not written down')})"
         for name, value in now.items()

@@ -81,7 +81,7 @@ class Lock:
         return (self._by_system and not is_shared(self._path)) or self._become_holder()
 
     def _become_holder(self) -> bool:
-        self._own = f"{_machine()} {os.getpid()} {_started(os.getpid())} {secrets.randbits(64)}"
+        self._own = f"{_machine()} {os.getpid()} {_start_time(os.getpid())} {secrets.randbits(64)}"
         while True:
             try:
                 handle = os.open(self._holder, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -92,11 +92,12 @@ class Lock:
                 if not self._is_dead(holder):
                     self._own = ""
                     return False
-                self._remove(holder)
+                self._remove_dead_holder(holder)
             else:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
                     file.write(self._own)
-                beat = threading.Thread(target=self._beat, daemon=True)
+                self._released = threading.Event()  # an attempt before has set the last one
+                beat = threading.Thread(target=self._beat, args=[self._released], daemon=True)
                 beat.start()
                 return True
 
@@ -104,7 +105,7 @@ class Lock:
         """Return whether a holder has died; that of another machine is watched for a while."""
         if _is_of_this_machine(holder):
             # Here the system's lock would have been held by one that lives.
-            return self._by_system or not _lives(holder)
+            return self._by_system or not _is_alive(holder)
         if holder:  # else its maker is about to write it
             log.warning(
                 "%s is held by a process of another machine (%s); looking for %.0f s whether it "
@@ -118,7 +119,7 @@ class Lock:
                 return False
         return True
 
-    def _remove(self, holder: str) -> None:
+    def _remove_dead_holder(self, holder: str) -> None:
         """Remove the file of a dead holder, and never that of who was quicker to do the same.
 
         Whoever makes a folder of that holder's name may do it, so it stays the dead one's file
@@ -140,8 +141,8 @@ class Lock:
         finally:
             ours.rmdir()
 
-    def _beat(self) -> None:
-        while not self._released.wait(BEAT_SECONDS):
+    def _beat(self, released: threading.Event) -> None:
+        while not released.wait(BEAT_SECONDS):
             if _read(self._holder) not in (None, self._own):
                 log.warning(
                     "%s is held by another process by now: this one did not move for a minute",
@@ -154,18 +155,18 @@ class Lock:
     def remove(self) -> None:
         """Remove the file, whose folder is to go; it is held still."""
         self._path.unlink(missing_ok=True)
-        self._leave()
+        self._remove_own_holder()
 
     def release(self) -> None:
         """Let others take it."""
         self._released.set()
-        self._leave()
+        self._remove_own_holder()
         self._own = ""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
 
-    def _leave(self) -> None:
+    def _remove_own_holder(self) -> None:
         if self._own and _read(self._holder) == self._own:
             self._holder.unlink(missing_ok=True)
 
@@ -188,7 +189,7 @@ def is_held(path: Path) -> bool:
     if text is None or (system and _is_of_this_machine(text)):
         return False
     if _is_of_this_machine(text):
-        return _lives(text)
+        return _is_alive(text)
     return time.time() - (_beat_of(holder) or 0) < PATIENCE_SECONDS
 
 
@@ -202,9 +203,9 @@ def is_shared(path: Path) -> bool:
     best, kind = "", "ext4"
     with suppress(OSError):
         real = f"{path.resolve()}/"
-        for line in MOUNTS.read_text(encoding="utf-8").splitlines():
+        for line in MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             place, _, rest = line.partition(" - ")
-            at = place.split()[4].encode().decode("unicode_escape")
+            at = place.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
             if real.startswith(f"{at.rstrip('/')}/") and len(at) >= len(best):
                 best, kind = at, rest.split()[0]
     return kind not in _LOCAL
@@ -232,7 +233,7 @@ def _machine() -> str:
     return "/".join(parts)
 
 
-def _started(process: int) -> str:
+def _start_time(process: int) -> str:
     """Return when a process was started: its number may be another's by now."""
     with suppress(OSError, IndexError):
         text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
@@ -244,7 +245,7 @@ def _is_of_this_machine(holder: str) -> bool:
     return holder.partition(" ")[0] == _machine()
 
 
-def _lives(holder: str) -> bool:
+def _is_alive(holder: str) -> bool:
     try:
         _, process, started, _ = holder.split()
         os.kill(int(process), 0)
@@ -252,7 +253,7 @@ def _lives(holder: str) -> bool:
         return True  # somebody else's
     except (ValueError, OSError, OverflowError):
         return False
-    return started == _started(int(process))
+    return started == _start_time(int(process))
 
 
 def _read(holder: Path) -> str | None:

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer_cli.earlier_runs import undeclared
+from transfer_cli.earlier_runs import undeclared_metrics
 from transfer_cli.metrics import Metric
 from transfer_cli.runs.atomic import write_json
-from transfer_cli.runs.untrusted import is_number, mapping, nested, text_or_none
+from transfer_cli.runs.untrusted import is_number, nested, nested_mapping, text_or_none
 from transfer_cli.safe_files import read_json
 
 Measures = Mapping[str, Mapping[str, float]]
@@ -119,11 +119,11 @@ class Results:
             split: {name: value for name, value in measured.items() if is_number(value)}
             for split, measured in _mappings(stored, "measures").items()
         }
-        labels, examples = stored.get("labels"), mapping(stored, "examples")
+        labels, examples = stored.get("labels"), nested_mapping(stored, "examples")
         known = {entry.name for entry in fields(cls)} - {"expected", "more"}
         return cls(
             command=str(stored.get("command") or ""),
-            presets={key: str(value) for key, value in mapping(stored, "presets").items()},
+            presets={key: str(value) for key, value in nested_mapping(stored, "presets").items()},
             seed=stored.get("seed"),
             measures=measures,
             metrics=_metrics(stored.get("metrics"), measures),
@@ -134,9 +134,9 @@ class Results:
             failed=text_or_none(stored.get("failed")),
             examples={name: count for name, count in examples.items() if type(count) is int},
             best_step=_count(stored, "best_step"),
-            parameters=_counts(Parameters, mapping(stored, "parameters")),
-            seen=_counts(Seen, mapping(stored, "seen")),
-            cost=_counts(Cost, mapping(stored, "cost")),
+            parameters=_counts(Parameters, nested_mapping(stored, "parameters")),
+            seen=_counts(Seen, nested_mapping(stored, "seen")),
+            cost=_counts(Cost, nested_mapping(stored, "cost")),
             stored_bytes=_count(stored, "stored_bytes"),
             more={key: value for key, value in stored.items() if key not in known},
         )
@@ -151,7 +151,7 @@ class Results:
         write_json(path, self.as_json())
 
 
-def merged(several: Iterable[Iterable[Metric]]) -> tuple[Metric, ...]:
+def merged_metrics(several: Iterable[Iterable[Metric]]) -> tuple[Metric, ...]:
     """Return the metrics of several runs, each name once: the first declaration counts."""
     by_name: dict[str, Metric] = {}
     for metrics in several:
@@ -173,14 +173,14 @@ def _count(stored: Mapping[str, Any], key: str) -> int | None:
 
 
 def _mappings(stored: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
-    values = mapping(stored, key).items()
+    values = nested_mapping(stored, key).items()
     return {name: value for name, value in values if isinstance(value, dict)}
 
 
 def _metrics(stored: Any, measures: Measures) -> tuple[Metric, ...]:
     """Return the metrics that a run declares; damaged ones are left out."""
     if not isinstance(stored, list):
-        return undeclared(measures)
+        return undeclared_metrics(measures)
     metrics = []
     for record in stored:
         with suppress(ValueError):

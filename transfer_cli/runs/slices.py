@@ -55,7 +55,7 @@ class Slice:
         with raised_as(ValueError, f"regex: {self.regex!r} is no regular expression: ", re.error):
             re.compile(self.regex or "")
 
-    def members(
+    def mask(
         self, split: str, texts: Sequence[Sequence[str]], column: Callable[[str], Sequence[str]]
     ) -> npt.NDArray[np.bool_]:
         """Return which examples of a split are in it, given the texts of each.
@@ -105,22 +105,24 @@ def _num_words(text: str) -> int:
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
-def members_of(
+def slice_masks(
     slices: Mapping[str, Slice],
     split: str,
     texts: Sequence[Sequence[str]],
     column: Callable[[str], Sequence[str]],
     key: str,
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which examples are in each slice, by name; for the arguments see `Slice.members`."""
+    """Return which examples are in each slice, by name; for the arguments see `Slice.mask`."""
     members = {}
     for name, part in slices.items():
         with raised_as(DataError, f"{key}.{name}: ", DataError):
-            members[name] = part.members(split, texts, column)
+            members[name] = part.mask(split, texts, column)
     return members
 
 
-def scores(members: Mapping[str, npt.NDArray[np.bool_]], items: Sequence[Item]) -> dict[str, float]:
+def scores_by_slice(
+    members: Mapping[str, npt.NDArray[np.bool_]], items: Sequence[Item]
+) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
     measures: dict[str, float] = {}
     for name, member_N in members.items():

@@ -24,7 +24,7 @@ from pathlib import Path
 from transfer_cli.errors import raised_as
 from transfer_cli.runs.atomic import check_inside, write_json
 from transfer_cli.runs.locks import Lock, is_held
-from transfer_cli.safe_files import UnreadableError, check_kinds, escaped, read_json
+from transfer_cli.safe_files import UnreadableError, check_field_types, escaped, read_json
 
 SWEEP = "sweep.json"
 STUDY = "study.db"
@@ -111,7 +111,7 @@ class SweepDirectory:
         content = read_json(self.path / SWEEP)
         with raised_as(UnreadableError, "it is not what a sweep writes: ", KeyError, TypeError):
             request = SweepRequest(**{**content, "words": tuple(map(str, content["words"]))})
-        check_kinds(request)
+        check_field_types(request)
         return request
 
     def run(self, number: int) -> Path:
@@ -154,7 +154,7 @@ class SweepDirectory:
             }
             job = SweepJob(**{**known, **lists})
             job.outcome = JobState(job.outcome)
-            check_kinds(job)
+            check_field_types(job)
         except (OSError, UnreadableError, TypeError, ValueError):
             return None
         if job.outcome == JobState.RUNNING and not self.is_claimed(job.number):

@@ -18,10 +18,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import (  # type: ignore[import
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 from torch.utils.tensorboard import summary
 
-from transfer_cli.runs.atomic import writing
+from transfer_cli.runs.atomic import as_run_error
 
 _VERSION = "brain.Event:2"
-
 
 _PREFIX = "events.out.tfevents."
 
@@ -42,7 +41,7 @@ class SummaryWriter:
         latest = max((_stamp(path) for path in event_files(folder)), default=0.0)
         stamp = max(time.time(), latest + 1e-6)
         self._path = folder / f"{_PREFIX}{stamp:017.6f}.{socket.gethostname()}"
-        with writing(self._path):
+        with as_run_error(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             # Unbuffered: no event is lost in a crash, and none fails later than it was written.
             self._file = self._path.open("xb", buffering=0)
@@ -100,7 +99,7 @@ class SummaryWriter:
 
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()
-        with writing(self._path):
+        with as_run_error(self._path):
             self._records.write(event.SerializeToString())
 
 

@@ -11,7 +11,7 @@ def nested(value: Any, *keys: str) -> Any:
     return value
 
 
-def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+def nested_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     """Return the mapping below some keys; an empty one where there is none."""
     below = nested(value, *keys)
     return below if isinstance(below, dict) else {}
@@ -27,6 +27,6 @@ def text_or_none(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def reason(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """Return why a file cannot be read, without its name."""
     return getattr(error, "strerror", None) or str(error)

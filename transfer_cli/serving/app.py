@@ -31,19 +31,19 @@ from transfer_cli.cli import cause_and_cure
 from transfer_cli.commands.generate import Continuation
 from transfer_cli.config.schema import ServingConfig
 from transfer_cli.data.records import Record, text_of
-from transfer_cli.errors import NotFiniteError, TransferError, listed, nearest
+from transfer_cli.errors import NotFiniteError, TransferError, did_you_mean, list_names
 from transfer_cli.safe_files import UnreadableError, parse_json
 from transfer_cli.serving.batching import Job, Kind, QueueFullError, Worker
 from transfer_cli.serving.counters import Metrics
-from transfer_cli.serving.interface import inputs_of, keys_of, openapi
+from transfer_cli.serving.interface import input_fields, openapi, request_keys
 
 T = TypeVar("T")
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_OPEN = ("/", "/health")
+_OPEN_PATHS = ("/", "/health")
 """What needs no token: neither tells anything of a model."""
 
-_PAGE_RULES = {
+_PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -92,12 +92,13 @@ class Service:
         self._hosts = {*LOOPBACK, *(origin.partition("://")[2] for origin in origins)}
         self._is_local = is_local
         self._metrics = Metrics()
-        self._models = {name: self._served(name, model) for name, model in models.items()}
+        self._models = {name: self._serve_model(name, model) for name, model in models.items()}
         self._interface = openapi(self.names)
 
-    def _served(self, name: str, model: LoadedModel) -> Served:
+    def _serve_model(self, name: str, model: LoadedModel) -> Served:
         limits = self._limits
-        worker = Worker(limits.wait_ms / 1000, limits.queue, partial(self._metrics.batch, name))
+        count_batch = partial(self._metrics.count_batch, name)
+        worker = Worker(limits.wait_ms / 1000, limits.queue, count_batch)
         kinds = {
             "predict": Kind(model.answers, limits.batch),
             "embed": Kind(lambda texts: model.embed(texts).tolist(), limits.batch),
@@ -121,7 +122,7 @@ class Service:
                 Route(path, answer)
                 for path, answer in {
                     "/": self._page, "/health": self._health, "/labels": self._labels,
-                    "/metrics": self._measures, "/openapi.json": self._described,
+                    "/metrics": self._metrics_text, "/openapi.json": self._openapi,
                 }.items()
             ),
         ]  # fmt: skip
@@ -133,7 +134,7 @@ class Service:
         return Starlette(
             routes=routes,
             middleware=[*([cross_origin] if self._origins else []), Middleware(_Guard, self)],
-            exception_handlers=dict.fromkeys((*_STATUS, HTTPException, Exception), _failed),
+            exception_handlers=dict.fromkeys((*_STATUSES, HTTPException, Exception), _failure),
         )
 
     # --- before and after a request --------------------------------------------------------------
@@ -142,8 +143,8 @@ class Service:
         """Return why a request is not even looked at; None: it is."""
         path, headers = request.url.path, request.headers
         if self.draining and path not in ("/health", "/metrics"):
-            said = {"Connection": "close", "Retry-After": "1"}
-            return _error(503, "the server is being stopped", said)
+            ends = {"Connection": "close", "Retry-After": "1"}
+            return _error(503, "the server is being stopped", ends)
         host = headers.get("host", "")
         if self._is_local and not self._hosts & {host, host.rpartition(":")[0]}:
             return _error(403, f"host: {host} is not this machine; ask at 127.0.0.1")
@@ -151,61 +152,63 @@ class Service:
         is_own = origin is None or origin.partition("://")[2] == host
         if not is_own and origin not in self._origins:
             return _error(403, f"origin: pages of {origin} may not ask; see serve.origins")
-        if self._token is not None and path not in _OPEN:
+        if self._token is not None and path not in _OPEN_PATHS:
             given = headers.get("authorization", "").encode()
             if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
                 cure = {"WWW-Authenticate": "Bearer"}
                 return _error(401, "send the header Authorization: Bearer TOKEN", cure)
         return None
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
+    def count_request(self, path: str, status: int, seconds: float) -> None:
         """Count a request."""
-        self._metrics.request(path if path in self._paths else "other", status, seconds)
+        self._metrics.count_request(path if path in self._paths else "other", status, seconds)
 
     # --- what models answer ----------------------------------------------------------------------
 
     async def _predict(self, request: Request) -> Response:
-        served, asked = await self._asked(request, "predict")
-        examples = served.model.examples(self._texts(asked))
+        served, asked = await self._read_request(request, "predict")
+        examples = served.model.examples(self._texts_in(asked))
         task = served.model.task
         for number, example in enumerate(examples, 1):
             self._check_size(sum(map(len, task.inputs(example))) if task else 0, number)
-        answers = await self._answers(served, "predict", examples)
+        answers = await self._answers_in_time(served, "predict", examples)
         if None in answers:
             raise NotFiniteError(f"texts, line {answers.index(None) + 1}: the answer")
         return JSONResponse({"predictions": answers})
 
     async def _embed(self, request: Request) -> Response:
-        served, asked = await self._asked(request, "embed")
-        texts = self._texts(asked)
+        served, asked = await self._read_request(request, "embed")
+        texts = self._texts_in(asked)
         for number, example in enumerate(text_examples(texts), 1):
             self._check_size(len(example.text) + len(example.pair or ""), number)
-        return JSONResponse({"vectors": await self._answers(served, "embed", texts)})
+        return JSONResponse({"vectors": await self._answers_in_time(served, "embed", texts)})
 
     async def _generate(self, request: Request) -> Response:
-        served, asked = await self._asked(request, "generate")
+        served, asked = await self._read_request(request, "generate")
         prompt = text_of(Record(1, asked), "prompt", "the body")
         self._check_size(len(prompt), 0)
-        continuation = served.model.continuation(prompt, **self._keys(asked))
+        continuation = served.model.continuation(prompt, **self._generation_keys(asked))
         stream = _Stream(continuation, monotonic() + self._limits.timeout_seconds)
-        job = self._begun(served, "generate", [stream])
+        job = self._submit(served, "generate", [stream])
         if asked.get("stream") is True:
             events = self._events(stream, job)
             return StreamingResponse(events, media_type="text/event-stream")
         try:
-            await self._in_time(job.answers)
+            await self._with_timeout(job.answers)
         finally:
             stream.is_given_up.set()
-        return JSONResponse({"text": stream.continuation.texts[0].text, **stream.end})
+        return JSONResponse({"text": stream.continuation.texts[0].text, **stream.ending})
 
     async def _events(self, stream: "_Stream", job: Job) -> AsyncIterator[str]:
         """Yield what is added to a text, and then how it ended."""
         job.answers.add_done_callback(lambda _: stream.pieces.put_nowait(None))
         try:
-            while piece := await asyncio.wait_for(stream.pieces.get(), stream.ends - monotonic()):
+            while piece := await asyncio.wait_for(
+                stream.pieces.get(), stream.deadline - monotonic()
+            ):
                 yield _event({"text": piece})
             job.answers.result()
-            yield _event(stream.end, "end")
+            yield _event(stream.ending, "end")
         except Exception as error:  # the answer has begun: there is no other status to give
             yield _event({"error": _status_and_reason(error)[1]}, "error")
         finally:
@@ -216,7 +219,7 @@ class Service:
 
     async def _page(self, request: Request) -> Response:
         text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-        return HTMLResponse(text, headers=_PAGE_RULES)
+        return HTMLResponse(text, headers=_PAGE_HEADERS)
 
     async def _health(self, request: Request) -> Response:
         if self.draining:
@@ -224,7 +227,7 @@ class Service:
         return JSONResponse({"status": "ok"})
 
     async def _labels(self, request: Request) -> Response:
-        served = self._named(request.query_params.get("model"))
+        served = self._find_model(request.query_params.get("model"))
         task = served.model.task
         return JSONResponse({
             "model": served.name,
@@ -232,34 +235,33 @@ class Service:
             "task": None if task is None else task.name,
             "abilities": [*served.kinds],
             "labels": [*served.model.labels],
-            "inputs": [field._asdict() for field in inputs_of(task, served.kinds)],
+            "inputs": [field._asdict() for field in input_fields(task, served.kinds)],
         })  # fmt: skip
 
-    async def _measures(self, request: Request) -> Response:
+    async def _metrics_text(self, request: Request) -> Response:
         waiting = {name: served.worker.waiting for name, served in self._models.items()}
-        return PlainTextResponse(
-            self._metrics.text(waiting, self.in_flight), media_type="text/plain; version=0.0.4"
-        )
+        text = self._metrics.exposition(waiting, self.in_flight)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    async def _described(self, request: Request) -> Response:
+    async def _openapi(self, request: Request) -> Response:
         return JSONResponse(self._interface)
 
     # --- parts of a request ----------------------------------------------------------------------
 
-    async def _asked(self, request: Request, kind: str) -> tuple[Served, dict[str, Any]]:
+    async def _read_request(self, request: Request, kind: str) -> tuple[Served, dict[str, Any]]:
         """Return the model that is asked and the object in a request."""
-        body = await self._in_time(self._body(request))
+        body = await self._with_timeout(self._read_body(request))
         try:
             asked = parse_json(body.decode("utf-8"))
         except (UnicodeDecodeError, UnreadableError) as error:
             raise HTTPException(400, f"the body: expected a JSON object; {error}") from error
-        served = self._named(asked.get("model"))
+        served = self._find_model(asked.get("model"))
         if kind not in served.kinds:
-            can = listed(f"/{ability}" for ability in served.kinds)
+            can = list_names(f"/{ability}" for ability in served.kinds)
             raise HTTPException(404, f"/{kind}: {served.name} cannot; it answers {can}")
         return served, asked
 
-    async def _body(self, request: Request) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -268,15 +270,15 @@ class Service:
                 raise HTTPException(413, f"the body: more than {most} bytes; see serve.max_bytes")
         return bytes(body)
 
-    def _named(self, name: Any) -> Served:
+    def _find_model(self, name: Any) -> Served:
         if name is None:
             return next(iter(self._models.values()))
         if not isinstance(name, str) or name not in self._models:
-            close = nearest(str(name), self._models)
+            close = did_you_mean(str(name), self._models)
             raise HTTPException(404, f"model: none is called {name!r:.100}.{close}")
         return self._models[name]
 
-    def _texts(self, asked: Mapping[str, Any]) -> list[Any]:
+    def _texts_in(self, asked: Mapping[str, Any]) -> list[Any]:
         texts, most = asked.get("texts"), self._limits.max_texts
         if not isinstance(texts, list):
             raise HTTPException(422, 'texts: expected a list, such as {"texts": ["a text"]}')
@@ -284,11 +286,11 @@ class Service:
             raise HTTPException(422, f"texts: {len(texts):,}, the most is {most:,}")
         return texts
 
-    def _keys(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _generation_keys(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `/generate` is told of a text."""
-        known = keys_of(self._interface, "/generate")
+        known = request_keys(self._interface, "/generate")
         if wrong := next((key for key in asked if key not in known), None):
-            raise HTTPException(422, f"{wrong[:100]}: no such key.{nearest(wrong, known)}")
+            raise HTTPException(422, f"{wrong[:100]}: no such key.{did_you_mean(wrong, known)}")
         beside = ("prompt", "model", "stream")
         return {key: value for key, value in asked.items() if key not in beside}
 
@@ -298,14 +300,14 @@ class Service:
             where = f"texts, line {number}" if number else "prompt"
             raise HTTPException(422, f"{where}: {characters:,} characters, the most is {most:,}")
 
-    def _begun(self, served: Served, kind: str, texts: Sequence[Any]) -> Job:
+    def _submit(self, served: Served, kind: str, texts: Sequence[Any]) -> Job:
         return served.worker.ask(served.kinds[kind], texts)
 
-    async def _in_time(self, answers: Awaitable[T]) -> T:
+    async def _with_timeout(self, answers: Awaitable[T]) -> T:
         return await asyncio.wait_for(answers, self._limits.timeout_seconds)
 
-    async def _answers(self, served: Served, kind: str, texts: Sequence[Any]) -> list[Any]:
-        return await self._in_time(self._begun(served, kind, texts).answers)
+    async def _answers_in_time(self, served: Served, kind: str, texts: Sequence[Any]) -> list[Any]:
+        return await self._with_timeout(self._submit(served, kind, texts).answers)
 
 
 class _Guard:
@@ -319,7 +321,7 @@ class _Guard:
             return
         request, began, status = Request(scope), perf_counter(), 500
 
-        async def sent(message: Message) -> None:
+        async def send_noting_status(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
@@ -327,33 +329,33 @@ class _Guard:
         self._service.in_flight += 1
         try:
             answer = self._service.refusal(request) or self._app
-            await answer(scope, receive, sent)
+            await answer(scope, receive, send_noting_status)
         finally:
             self._service.in_flight -= 1
-            self._service.answered(request.url.path, status, perf_counter() - began)
+            self._service.count_request(request.url.path, status, perf_counter() - began)
 
 
 class _Stream:
     """A text that a model's thread makes, and an answer reads while it grows."""
 
-    def __init__(self, continuation: Continuation, ends: float) -> None:
-        self.continuation, self.ends = continuation, ends
+    def __init__(self, continuation: Continuation, deadline: float) -> None:
+        self.continuation, self.deadline = continuation, deadline
         self.pieces: asyncio.Queue[str | None] = asyncio.Queue()
         self.is_given_up = threading.Event()
         self._loop = asyncio.get_running_loop()
 
     @property
-    def end(self) -> dict[str, Any]:
+    def ending(self) -> dict[str, Any]:
         """How many tokens it has, and what ended it."""
         text = self.continuation.texts[0]
-        return {"tokens": text.tokens, "ended": text.finish_reason or self.continuation.whole}
+        return {"tokens": text.tokens, "ended": text.finish_reason or self.continuation.limit}
 
     def run(self) -> None:
         """Make it; called in the thread of the model."""
         self.continuation.run(self._show)
 
     def _show(self, text: str) -> None:
-        if self.is_given_up.is_set() or monotonic() > self.ends:
+        if self.is_given_up.is_set() or monotonic() > self.deadline:
             raise TimeoutError
         if text:
             self._loop.call_soon_threadsafe(self.pieces.put_nowait, text)
@@ -369,7 +371,7 @@ def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -
     return JSONResponse({"error": reason}, status, headers)
 
 
-_STATUS: Mapping[type[Exception], tuple[int, str]] = {
+_STATUSES: Mapping[type[Exception], tuple[int, str]] = {
     TimeoutError: (504, "there is no answer in time; see serve.timeout_seconds"),
     QueueFullError: (429, "so many texts wait already; ask again, see serve.queue"),
     ClientDisconnect: (400, "the request has no end"),
@@ -382,13 +384,13 @@ _STATUS: Mapping[type[Exception], tuple[int, str]] = {
 def _status_and_reason(error: Exception) -> tuple[int, str]:
     if isinstance(error, HTTPException):
         return error.status_code, error.detail
-    for kind, (status, reason) in _STATUS.items():
+    for kind, (status, reason) in _STATUSES.items():
         if isinstance(error, kind):
             return status, reason or str(error)
     return 500, cause_and_cure(error)[0] or "a fault of the server; its log says more"
 
 
-def _failed(request: Request, error: Exception) -> Response:
+def _failure(request: Request, error: Exception) -> Response:
     status, reason = _status_and_reason(error)
     headers = {"Retry-After": "1"} if status == 429 else None
     return _error(status, reason, headers)

@@ -18,16 +18,16 @@ _ORIGIN = re.compile(r"https?://[^/?#@\s]+/?")
 
 def serve(config: ServeConfig) -> None:
     """Load the models and answer until SIGTERM or Ctrl-C; what is begun then is still answered."""
-    names = _names(config.run)
-    _check(config.serve)
-    token, origins = _token(config.serve.token_file), _origins(config.serve.origins)
+    names = _model_names(config.run)
+    _check_limits(config.serve)
+    token, origins = _read_token(config.serve.token_file), _checked_origins(config.serve.origins)
     if not all(map(find_spec, _PACKAGES)):
         raise ConfigError(f"serve: needs the packages of the extra serve: {pip_install('serve')}")
-    with closing(_bound(config.host, config.port)) as listening:
+    with closing(_bind(config.host, config.port)) as listening:
         # Only now what takes seconds to import.
         from transfer_cli.api import load
         from transfer_cli.serving.app import Service
-        from transfer_cli.serving.server import run
+        from transfer_cli.serving.server import run_server
 
         models = {
             name: load(path, device=config.device, precision=config.precision, base=config.base)
@@ -40,10 +40,10 @@ def serve(config: ServeConfig) -> None:
             origins=origins,
             is_local=listening.getsockname()[0] in ("127.0.0.1", "::1"),
         )
-        run(service, listening, config.serve.timeout_seconds)
+        run_server(service, listening, config.serve.timeout_seconds)
 
 
-def _names(run: Any) -> dict[str, str]:
+def _model_names(run: Any) -> dict[str, str]:
     """Return what models are called in requests: the last part of a path if no other has it."""
     paths = [str(entry) for entry in (run if isinstance(run, list) else [run])]
     if not paths or len({*paths}) < len(paths):
@@ -55,7 +55,7 @@ def _names(run: Any) -> dict[str, str]:
     }
 
 
-def _check(limits: ServingConfig) -> None:
+def _check_limits(limits: ServingConfig) -> None:
     for field in fields(limits):
         value = getattr(limits, field.name)
         if field.name == "timeout_seconds":
@@ -70,7 +70,7 @@ def _check(limits: ServingConfig) -> None:
         )
 
 
-def _token(file: str | None) -> str | None:
+def _read_token(file: str | None) -> str | None:
     if file is None:
         return None
     try:
@@ -82,7 +82,7 @@ def _token(file: str | None) -> str | None:
     return token
 
 
-def _origins(given: Any) -> list[str]:
+def _checked_origins(given: Any) -> list[str]:
     origins = given if isinstance(given, list) else [] if given is None else [given]
     for origin in origins:
         if not isinstance(origin, str) or not _ORIGIN.fullmatch(origin):
@@ -92,7 +92,7 @@ def _origins(given: Any) -> list[str]:
     return [origin.rstrip("/") for origin in origins]
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     """Return a socket at an address; nobody is answered before it listens."""
     between("port:", port, 0, 65_535, ConfigError)
     try:

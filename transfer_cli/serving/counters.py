@@ -16,11 +16,11 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         path, model = ["path", "status"], ["model"]
         self._requests = Counter("transfer_requests", "Answered requests.", path, registry=registry)
-        self._took = Histogram(
+        self._request_seconds = Histogram(
             "transfer_request_seconds", "Seconds from a request to the end of its answer.",
             buckets=_BOUNDS, registry=registry,
         )  # fmt: skip
-        self._of_models = [
+        self._model_counters = [
             Counter(f"transfer_{name}", text, model, registry=registry)
             for name, text in {
                 "texts": "Texts that have passed through a model.",
@@ -37,17 +37,17 @@ class Metrics:
         memory = Gauge("transfer_resident_bytes", "Memory of the process.", registry=registry)
         memory.set_function(resident_bytes)
 
-    def request(self, path: str, status: int, seconds: float) -> None:
+    def count_request(self, path: str, status: int, seconds: float) -> None:
         """Count a request that was answered; `path` is one of ours, so that there are few."""
         self._requests.labels(path, status).inc()
-        self._took.observe(seconds)
+        self._request_seconds.observe(seconds)
 
-    def batch(self, model: str, texts: int, seconds: float) -> None:
+    def count_batch(self, model: str, texts: int, seconds: float) -> None:
         """Count a pass through a model."""
-        for counter, more in zip(self._of_models, (texts, 1, seconds), strict=True):
+        for counter, more in zip(self._model_counters, (texts, 1, seconds), strict=True):
             counter.labels(model).inc(more)
 
-    def text(self, waiting: Mapping[str, int], in_flight: int) -> bytes:
+    def exposition(self, waiting: Mapping[str, int], in_flight: int) -> bytes:
         """Return all of it, with what is so at the moment."""
         for model, texts in waiting.items():
             self._waiting.labels(model).set(texts)

@@ -37,7 +37,7 @@ _INPUTS = {
 """By kind of task, where these are not a text and perhaps a second one."""
 
 
-def inputs_of(task: Task | None, abilities: Collection[str]) -> tuple[InputField, ...]:
+def input_fields(task: Task | None, abilities: Collection[str]) -> tuple[InputField, ...]:
     """Return what people give a model."""
     if task is None and "generate" in abilities:
         return (InputField("prompt", "Text to go on with"),)
@@ -54,7 +54,7 @@ def openapi(models: Sequence[str]) -> dict[str, Any]:
     return document
 
 
-def keys_of(document: dict[str, Any], path: str) -> Collection[str]:
+def request_keys(document: dict[str, Any], path: str) -> Collection[str]:
     """Return the keys that a request may have."""
     content = document["paths"][path]["post"]["requestBody"]["content"]
     keys: dict[str, Any] = content["application/json"]["schema"]["properties"]

@@ -10,14 +10,14 @@ import uvicorn
 from transfer_cli.serving.app import Service
 from transfer_cli.terminal import Line, print_out
 
-_FILES = 65_536
+_OPEN_FILES = 65_536
 """Open files, each connection being one; more than a shell usually allows."""
 
 
-def run(service: Service, listening: socket.socket, patience_s: float) -> None:
+def run_server(service: Service, listening: socket.socket, patience_s: float) -> None:
     """Answer until a signal; then until all is answered that was begun, or patience ends."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if most == resource.RLIM_INFINITY else min(_FILES, most)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     config = uvicorn.Config(
         service.app,

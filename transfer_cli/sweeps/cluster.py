@@ -33,25 +33,22 @@ class Cluster:
     def run(self, jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> None:
         """Hand jobs to submitit, and return when all have ended; there each has its own machine."""
         folder = self.settings["submitit_folder"]
-        repeats = {
-            f"{self.kind}_{name}": value
-            for name, value in self.settings.items()
-            if name == "max_num_timeout"
-        }
+        limit = "max_num_timeout"
+        repeats = {f"{self.kind}_{limit}": self.settings[limit]} if limit in self.settings else {}
         shared = LocalLauncher.__dataclass_fields__
         executor = _submitit().AutoExecutor(folder=folder, cluster=self.kind, **repeats)
         executor.update_parameters(**{
             name if name in shared else f"{self.kind}_{name}": value
             for name, value in self.settings.items()
-            if name not in ("submitit_folder", "max_num_timeout")
+            if name not in ("submitit_folder", limit)
         })  # fmt: skip
         jobs.directory.path.mkdir(parents=True, exist_ok=True)
-        there = replace(jobs, on_cluster=True, done=[], warned={})
-        handed = executor.map_array(JobThere(there), list(todo))
+        jobs_there = replace(jobs, on_cluster=True, done=[], warned={})
+        submitted = executor.map_array(JobThere(jobs_there), list(todo))
         log.info("%d jobs are with submitit, whose own words are in %s", len(todo), folder)
-        for job, of_submitit in zip(todo, handed, strict=True):
-            if (error := of_submitit.exception()) is not None:
-                _note_end(jobs, job, str(error))
+        for job, submitted_job in zip(todo, submitted, strict=True):
+            if (error := submitted_job.exception()) is not None:
+                _write_failure(jobs, job, str(error))
 
 
 @dataclass
@@ -64,7 +61,7 @@ class JobThere:
     def __call__(self, job: SweepJob) -> None:
         """Run a job and return when it has ended."""
         self._process = SideBySide(
-            self.jobs, workers=1, gpus=[], gpus_each=1, threads=None, stops=False
+            self.jobs, workers=1, gpus=[], gpus_each=1, threads=None, stop_on_error=False
         )
         self._process.run([job])
 
@@ -78,8 +75,7 @@ class JobThere:
 def chosen_cluster(hydra: DictConfig) -> Cluster | None:
     """Return the cluster that a command line or a config chooses; None for this machine."""
     name = hydra.runtime.choices["hydra/launcher"]
-    here = "basic"  # the launcher that is chosen where none is: that of `sweeps.local`
-    if name == here:
+    if name == "basic":  # the launcher that is chosen where none is: that of `sweeps.local`
         return None
     if name not in LAUNCHERS:
         raise ConfigError(f"hydra/launcher={name}: must be one of {', '.join(LAUNCHERS)}")
@@ -101,7 +97,7 @@ def _submitit() -> Any:
         ) from error
 
 
-def _note_end(jobs: Jobs, job: SweepJob, reason: str) -> None:
+def _write_failure(jobs: Jobs, job: SweepJob, reason: str) -> None:
     """Write down that a job has failed that could not do so itself."""
     known = jobs.directory.job(job.number) or job
     if known.outcome in (JobState.LEFT, JobState.RUNNING):

@@ -14,13 +14,13 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.build import check_options
-from transfer_cli.config.check import check
-from transfer_cli.config.compose import composed
+from transfer_cli.config.check import check_config
+from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import options
-from transfer_cli.config.flat import flat
-from transfer_cli.errors import ConfigError, TransferError, listed
+from transfer_cli.config.flat import flat_items
+from transfer_cli.errors import ConfigError, TransferError, list_names
 from transfer_cli.runs.sweep import SweepJob
-from transfer_cli.sweeps.jobs import Jobs, shared
+from transfer_cli.sweeps.jobs import Jobs, shared_overrides
 from transfer_cli.sweeps.local import Shares, shares_of
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 _SCHEME = "adaptation"
 """A preset of `sweep` lists every value of this key; some do not fit every run."""
 
-_DECIDE = ("data", "tokenizer", "streams")
+_DATA_PARTS = ("data", "tokenizer", "streams")
 """The parts of a config that decide how text is encoded."""
 
 
@@ -54,18 +54,18 @@ class Planner(ABC):
     def run(self) -> None:
         """Run every job of the sweep, and return when all have ended."""
 
-    def words_of(self, override: Override) -> list[str]:
+    def override_words(self, override: Override) -> list[str]:
         """Return `KEY=VALUE` for each value of an override."""
-        return words_of(override, self.jobs.request.config_dir)
+        return override_words(override, self.jobs.request.config_dir)
 
-    def composed(self, all_jobs: Sequence[Sequence[str]]) -> list[DictConfig]:
+    def checked_configs(self, all_jobs: Sequence[Sequence[str]]) -> list[DictConfig]:
         """Return the checked config of each job."""
-        common, configs = shared(all_jobs), []
+        common, configs = shared_overrides(all_jobs), []
         for words in all_jobs:
-            config = composed(self.jobs.command, self.jobs.request, words).config
+            config = compose(self.jobs.command, self.jobs.request, words).config
             try:
-                check(config, self.jobs.command)
-                for part in _added_to(words):
+                check_config(config, self.jobs.command)
+                for part in _extended_parts(words):
                     check_options(config[part], part)
             except TransferError as error:
                 differing = " ".join(word for word in words if word not in common)
@@ -86,21 +86,21 @@ class Grid(Planner):
                     f"{override.input_line}: a range is for a search; add sweep=search, or list "
                     "the values"
                 )
-        values = map(self.words_of, self.overrides)
+        values = map(self.override_words, self.overrides)
         all_jobs = [list(words) for words in itertools.product(*values)]
         if self.jobs.makes_runs and _SCHEME in self.from_preset:
-            all_jobs = self._that_can_run(all_jobs)
-        configs = self.composed(all_jobs)
+            all_jobs = self._runnable_jobs(all_jobs)
+        configs = self.checked_configs(all_jobs)
         if not self.jobs.makes_runs:
             numbered = enumerate(map(tuple, all_jobs))
             self.launch([SweepJob(number, words, words) for number, words in numbered], None)
             return
         # Raises before anything is written.
         shares = shares_of(configs[0])
-        say_what_changes_the_data(configs)
+        log_data_changes(configs)
         self.launch(self.jobs.begin(self.folder, all_jobs, shares.threads), shares)
 
-    def _that_can_run(self, all_jobs: Sequence[list[str]]) -> list[list[str]]:
+    def _runnable_jobs(self, all_jobs: Sequence[list[str]]) -> list[list[str]]:
         """Return the jobs without the schemes that cannot run here, and say why each cannot."""
         schemes: dict[str, list[list[str]]] = defaultdict(list)
         for words in all_jobs:
@@ -108,7 +108,7 @@ class Grid(Planner):
         able: list[list[str]] = []
         for scheme, jobs in schemes.items():
             try:
-                [config] = self.composed(jobs[:1])
+                [config] = self.checked_configs(jobs[:1])
                 self.jobs.try_out(config, self.jobs.command)
                 able += jobs
             except TransferError as error:
@@ -119,7 +119,7 @@ class Grid(Planner):
         return able
 
 
-def words_of(override: Override, config_dir: Path | None = None) -> list[str]:
+def override_words(override: Override, config_dir: Path | None = None) -> list[str]:
     """Return `KEY=VALUE` for each value; `config_dir` has options that `glob(...)` finds, too."""
     key = override.get_key_element()
     value: Any = override.value()  # whose annotation leaves out `glob(...)`
@@ -135,7 +135,7 @@ def words_of(override: Override, config_dir: Path | None = None) -> list[str]:
     return [f"{key}={choice}" for choice in values]
 
 
-def _added_to(words: Sequence[str]) -> set[str]:
+def _extended_parts(words: Sequence[str]) -> set[str]:
     """Return the parts to which `+` adds options, which Hydra accepts unchecked.
 
     Checking one imports the class that it names, so the others are left out.
@@ -144,17 +144,17 @@ def _added_to(words: Sequence[str]) -> set[str]:
     return {part for part, dot, _ in added if dot and part in _PARTS}
 
 
-def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
+def log_data_changes(configs: Sequence[DictConfig]) -> None:
     """Say which swept keys have text or tokenizer prepared more than once, and how often."""
     plain: list[Any] = [OmegaConf.to_container(config, resolve=True) for config in configs]
-    deciding = [dict(flat({part: values.get(part) for part in _DECIDE})) for values in plain]
-    keys = sorted({key for values in deciding for key in values})
-    differ = [key for key in keys if len({json.dumps(values.get(key)) for values in deciding}) > 1]
+    data = [dict(flat_items({part: node.get(part) for part in _DATA_PARTS})) for node in plain]
+    keys = sorted({key for values in data for key in values})
+    differ = [key for key in keys if len({json.dumps(values.get(key)) for values in data}) > 1]
     if not differ:
         return
-    times = len({json.dumps([values.get(key) for key in differ]) for values in deciding})
+    times = len({json.dumps([values.get(key) for key in differ]) for values in data})
     verb = "change" if len(differ) > 1 else "changes"
     log.info(
         "%s %s the data: it is prepared %d times, once for all jobs that agree in this",
-        listed(differ), verb, times,
+        list_names(differ), verb, times,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from transfer_cli.config.compose import composed, without_hydras
+from transfer_cli.config.compose import compose, without_hydra_keys
 from transfer_cli.config.flags import Request
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
@@ -31,10 +31,10 @@ from transfer_cli.safe_files import UnreadableError
 
 log = logging.getLogger(__name__)
 
-ONCE = ("resume_strict", "data_changed")
+ONE_TIME_KEYS = ("resume_strict", "data_changed")
 """Keys of all jobs that hold for one command: the jobs do not keep them."""
 
-ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
+SWEEP_ENDING_CODES = (EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
 
 
@@ -90,23 +90,22 @@ class Jobs:
         if (folder / "config.yaml").exists():
             raise RunError(f"run.dir: {folder} holds a run; choose another folder for the sweep")
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        asked = SweepRequest(self.command, typed_words(self.request), now)
+        asked = SweepRequest(self.command, typed_words(self.request), now, **of_search)
         if directory.is_at(folder):
             with raised_as(RunError, f"{folder / SWEEP} is damaged: ", UnreadableError):
-                asked = directory.read_request()
-        threads = asked.threads or threads
-        # A search may ask for more trials now.
-        directory.write_request(replace(asked, threads=threads, **of_search))
-        return self._add(jobs)
+                # A search may ask for more trials now.
+                asked = replace(directory.read_request(), trials=asked.trials)
+        directory.write_request(replace(asked, threads=asked.threads or threads))
+        return self._number_jobs(jobs)
 
-    def _add(self, jobs: Sequence[Sequence[str]]) -> list[SweepJob]:
+    def _number_jobs(self, jobs: Sequence[Sequence[str]]) -> list[SweepJob]:
         """Number jobs, keeping the numbers of known ones; return those that are not done."""
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
         following = 1 + max((job.number for job in known.values()), default=-1)
         asked = []
-        common = shared(jobs)
-        for words in map(_of_the_run, jobs):
+        common = shared_overrides(jobs)
+        for words in map(_without_run_keys, jobs):
             overrides = tuple(word for word in words if word not in common)
             job = known.get(_identity(overrides, words))
             if job is None:
@@ -142,11 +141,11 @@ class Jobs:
         """Run one job in this process."""
         if self.stopped is not None:
             return
-        made = composed(self.command, self.request, self._overrides_of(job))
-        typed = replace(made.typed, overrides=tuple(without_hydras(job.words)))
-        with self.at_work(job) as claim, typed.at_work():
+        made = compose(self.command, self.request, self._overrides_of(job))
+        typed = replace(made.typed, overrides=tuple(without_hydra_keys(job.words)))
+        with self.claim_job(job) as claim, typed.as_current():
             if claim is not None:
-                self._work(job, made.config)
+                self._run_task(job, made.config)
 
     def words_of(self, job: SweepJob) -> list[str]:
         """Return what follows the name of the command where a job is a process of its own."""
@@ -157,13 +156,13 @@ class Jobs:
         if not self.makes_runs:
             return list(job.words)
         where = quoted(str(self.directory.run(job.number)))
-        once = [word for word in self.request.overrides if word.partition("=")[0] in ONCE]
+        once = [word for word in self.request.overrides if word.partition("=")[0] in ONE_TIME_KEYS]
         # A cluster may begin a job again, which then goes on.
         resume = ["resume=auto"] if self.resumes or self.on_cluster else []
         return [*job.words, f"run.dir={where}", *resume, *once]
 
     @contextlib.contextmanager
-    def at_work(self, job: SweepJob) -> Iterator[int | None]:
+    def claim_job(self, job: SweepJob) -> Iterator[int | None]:
         """Keep the file of a job up to date while it runs; yield the claim, None if it is taken."""
         if not (self.makes_runs or self.on_cluster):
             self.done.append(job)
@@ -194,7 +193,7 @@ class Jobs:
                     job.outcome, job.reason = JobState.STOPPED, job.reason or "interrupted"
                 directory.write_job(job)
 
-    def _work(self, job: SweepJob, config: DictConfig) -> None:
+    def _run_task(self, job: SweepJob, config: DictConfig) -> None:
         job.outcome, job.reason = JobState.LEFT, None
         try:
             self.task(config)
@@ -202,14 +201,14 @@ class Jobs:
             job.outcome, job.reason = JobState.FAILED, str(error)
             if isinstance(error, PrunedError):
                 job.outcome = JobState.PRUNED
-            elif isinstance(error, TransferError) and error.exit_code in ENDS_SWEEP:
+            elif isinstance(error, TransferError) and error.exit_code in SWEEP_ENDING_CODES:
                 self.stopped, job.outcome = error, JobState.STOPPED
             else:
                 job.reason = self.report(job, error)
         else:
             job.outcome = JobState.DONE
 
-    def read_files(self, folder: Path) -> None:
+    def read_outcomes(self, folder: Path) -> None:
         """Read the outcomes of jobs that ran in other processes from their files."""
         self.sweep_dir = folder
         jobs = self.directory.jobs()
@@ -225,10 +224,10 @@ def _announce(job: SweepJob) -> None:
 def typed_words(request: Request) -> tuple[str, ...]:
     """Return the overrides without the folder of the sweep and `resume`."""
     typed = (word for word in request.overrides if not word.startswith("hydra.sweep.dir="))
-    return _of_the_run(typed)
+    return _without_run_keys(typed)
 
 
-def shared(jobs: Iterable[Sequence[str]]) -> frozenset[str]:
+def shared_overrides(jobs: Iterable[Sequence[str]]) -> frozenset[str]:
     """Return the overrides that all jobs have; none of them if there is only one job."""
     sets = [frozenset(words) for words in jobs]
     return frozenset.intersection(*sets) if len(sets) > 1 else frozenset()
@@ -239,7 +238,7 @@ def names_run(word: str) -> bool:
     return Role.NAMES_RUN in role_of(word.partition("=")[0])
 
 
-def _of_the_run(words: Iterable[str]) -> tuple[str, ...]:
+def _without_run_keys(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(word for word in words if not names_run(word))
 
 

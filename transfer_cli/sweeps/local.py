@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, at_least
-from transfer_cli.runs.environment import cores, processes_of, visible_gpus
+from transfer_cli.runs.environment import available_cores, num_processes, visible_gpus
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweeps.jobs import Jobs
 from transfer_cli.sweeps.processes import SECONDS_BETWEEN_LOOKS, SideBySide
@@ -49,14 +49,14 @@ class Shares:
         if typed is not None:
             first, _, _ = typed.partition(",")
             return int(first)
-        return max(1, cores() // (self.workers * self.processes))
+        return max(1, available_cores() // (self.workers * self.processes))
 
 
 def shares_of(config: DictConfig) -> Shares:
     """Return how the jobs of a sweep share this machine, by the config of one of them."""
     return Shares(
         settings_of(config.sweep),
-        max(1, processes_of(config.devices, config.device)),
+        max(1, num_processes(config.devices, config.device)),
         [] if config.device == "cpu" else visible_gpus(),
     )
 
@@ -64,11 +64,11 @@ def shares_of(config: DictConfig) -> Shares:
 def run_here(jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> None:
     """Run jobs here, and return when all have ended; without shares one by one, in this process."""
     if shares is None:
-        _run_in_this_process(jobs, todo)
+        _run_serially(jobs, todo)
         return
-    stops = shares.settings.on_error == "stop"
+    stop_on_error = shares.settings.on_error == "stop"
     if not shares.settings.isolate:
-        _run_in_this_process(jobs, todo, stops=stops)
+        _run_serially(jobs, todo, stop_on_error=stop_on_error)
         return
     SideBySide(
         jobs,
@@ -76,11 +76,11 @@ def run_here(jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> Non
         gpus=shares.gpus,
         gpus_each=shares.processes,
         threads=jobs.directory.read_request().threads,
-        stops=stops,
+        stop_on_error=stop_on_error,
     ).run(todo)
 
 
-def _run_in_this_process(jobs: Jobs, todo: Sequence[SweepJob], *, stops: bool = False) -> None:
+def _run_serially(jobs: Jobs, todo: Sequence[SweepJob], *, stop_on_error: bool = False) -> None:
     def is_elsewhere(job: SweepJob) -> bool:
         return jobs.makes_runs and jobs.directory.is_claimed(job.number)
 
@@ -90,7 +90,7 @@ def _run_in_this_process(jobs: Jobs, todo: Sequence[SweepJob], *, stops: bool = 
         while is_elsewhere(job):
             time.sleep(SECONDS_BETWEEN_LOOKS)
         jobs.run(job)
-        if stops and jobs.done[-1].outcome == JobState.FAILED:
+        if stop_on_error and any(job.outcome == JobState.FAILED for job in jobs.done):
             return
 
 

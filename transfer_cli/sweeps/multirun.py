@@ -7,18 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import OmegaConf
 
-from transfer_cli.config.compose import Composed, composed, parsed, without_hydras
+from transfer_cli.config.compose import Composition, compose, parsed_overrides, without_hydra_keys
 from transfer_cli.config.literal import quoted
 from transfer_cli.errors import ConfigError
-from transfer_cli.runs.atomic import make_stamped
+from transfer_cli.runs.atomic import make_dated_folder
 from transfer_cli.runs.sweep import SWEEP, SweepDirectory
 from transfer_cli.safe_files import UnreadableError
 from transfer_cli.sweeps.cluster import chosen_cluster
-from transfer_cli.sweeps.grid import Grid, words_of
+from transfer_cli.sweeps.grid import Grid, override_words
 from transfer_cli.sweeps.jobs import Jobs, typed_words
 from transfer_cli.sweeps.local import AUTO, run_here
 from transfer_cli.sweeps.search import Search
@@ -28,14 +27,14 @@ def run_sweep(jobs: Jobs, folder: Path) -> None:
     """Run every job of a sweep, and return when all have ended."""
     jobs.sweep_dir = folder
     command, request = jobs.command, jobs.request
-    first = composed(command, request, _words_of_first(jobs, folder))
-    typed = without_hydras(request.overrides)
+    first = compose(command, request, _words_of_first(jobs, folder))
+    typed = without_hydra_keys(request.overrides)
     swept = _swept_by_preset(first)
     preset = [f"{key}={values}" for key, values in swept.items()]
     # Of several for a key, the last counts: what is typed wins over what a preset sweeps.
     overrides = {
         override.get_key_element(): override
-        for override in parsed(command, request, [*preset, *typed])
+        for override in parsed_overrides(command, request, [*preset, *typed])
     }
     not_typed = frozenset(swept) - {word.partition("=")[0] for word in typed}
     cluster = chosen_cluster(first.hydra)
@@ -52,21 +51,21 @@ def run_sweep(jobs: Jobs, folder: Path) -> None:
 def _words_of_first(jobs: Jobs, folder: Path) -> list[str]:
     """Return the words of one job, whose config says how all are run."""
     request = jobs.request
-    overrides = parsed(jobs.command, request, request.overrides)
-    words = [_first(override, request.config_dir) for override in overrides]
+    overrides = parsed_overrides(jobs.command, request, request.overrides)
+    words = [_first_value(override, request.config_dir) for override in overrides]
     return [*words, f"hydra.sweep.dir={quoted(str(folder))}"]
 
 
-def _first(override: Override, config_dir: Path | None) -> str:
+def _first_value(override: Override, config_dir: Path | None) -> str:
     value = override.value()
     if isinstance(value, IntervalSweep):
         return f"{override.get_key_element()}={value.start}"
     if override.is_sweep_override():
-        return words_of(override, config_dir)[0]
+        return override_words(override, config_dir)[0]
     return str(override.input_line)
 
 
-def _swept_by_preset(first: Composed) -> dict[str, Any]:
+def _swept_by_preset(first: Composition) -> dict[str, Any]:
     """Return what a preset sweeps: keys, and their values as they are typed."""
     swept: dict[str, Any] = {}
     # The first is what Hydra's own configs call it, which configs of one's own may hold.
@@ -95,15 +94,16 @@ def chosen_folder(jobs: Jobs) -> Iterator[Path]:
         )
     typed = request.value_of("hydra.sweep.dir") or request.value_of("run.dir")
     if typed is not None:
-        yield _path(typed)
+        yield _parsed_path(jobs, "run.dir", typed)
         return
-    below = _path(request.value_of("run.root") or "runs") / "sweeps" / jobs.command
-    earlier = latest(below, jobs.command, typed_words(request)) if resume == AUTO else None
+    root = _parsed_path(jobs, "run.root", request.value_of("run.root") or "runs")
+    below = root / "sweeps" / jobs.command
+    earlier = latest_sweep(below, jobs.command, typed_words(request)) if resume == AUTO else None
     if earlier is not None:
         yield earlier
         return
     created = [parent for parent in (below, *below.parents) if not parent.exists()]
-    folder = make_stamped(below, "")
+    folder = make_dated_folder(below, "")
     try:
         yield folder
     finally:
@@ -112,7 +112,7 @@ def chosen_folder(jobs: Jobs) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def latest(root: Path, command: str, words: tuple[str, ...]) -> Path | None:
+def latest_sweep(root: Path, command: str, words: tuple[str, ...]) -> Path | None:
     """Return the newest sweep below `root` with these overrides, in any order."""
     sweeps = []
     for file in root.glob(f"*/{SWEEP}"):
@@ -123,6 +123,6 @@ def latest(root: Path, command: str, words: tuple[str, ...]) -> Path | None:
     return max(sweeps)[1] if sweeps else None
 
 
-def _path(typed: str) -> Path:
-    value = OverridesParser.create().parse_override(f"key={typed}").value()
-    return Path(str(value)).expanduser()
+def _parsed_path(jobs: Jobs, key: str, typed: str) -> Path:
+    [override] = parsed_overrides(jobs.command, jobs.request, [f"{key}={typed}"])
+    return Path(str(override.value())).expanduser()

@@ -18,7 +18,7 @@ from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_S
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.safe_files import printable
 from transfer_cli.sweeps.jobs import Jobs
-from transfer_cli.terminal import heeded, leave_dead_terminal
+from transfer_cli.terminal import leave_dead_terminal, without_ignored
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ OUTCOMES = {
 """What the exit code of a job means; any other one that it failed."""
 
 _WARNING = "warning: "
+_MOST_LOG_BYTES = 2**20
+"""Of what a job says, as far as it is looked through for warnings."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -58,10 +60,10 @@ class SideBySide:
     gpus: Sequence[str]
     gpus_each: int
     threads: int | None
-    stops: bool
+    stop_on_error: bool
     _elsewhere: list[SweepJob] = field(default_factory=list)
     _running: list[_Running] = field(default_factory=list)
-    _told: int | None = None
+    _signal: int | None = None
 
     def __post_init__(self) -> None:
         self._slots = deque(range(self.workers))
@@ -71,14 +73,14 @@ class SideBySide:
         left = deque(todo)
         if left and not self.jobs.done:
             log.info("what a job says is in %s", self.jobs.directory.path / "job-NUMBER.log")
-        with self._passing_signals_on():
+        with self._forwarding_signals():
             try:
                 while ((left or self._elsewhere) and not self._is_over()) or self._running:
                     while left and self._slots and not self._is_over():
                         self._start(left.popleft())
                     time.sleep(SECONDS_BETWEEN_LOOKS)
                     self._collect(len(left))
-                    left += self._come_free()
+                    left += self._released_jobs()
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):  # of a function, which handles no signals
                     self.stop()
@@ -86,17 +88,17 @@ class SideBySide:
                     running.process.kill()
                     running.stack.close()
                 raise
-        if self._told is not None:
+        if self._signal is not None:
             not_begun = len(left) + len(self._elsewhere)
             text = f"stopped with {not_begun} jobs not begun; go on with the same command and "
             text += "resume=auto"
-            raise KeyboardInterrupt(text) if self._told == signal.SIGINT else StoppedError(text)
+            raise KeyboardInterrupt(text) if self._signal == signal.SIGINT else StoppedError(text)
 
     def _is_over(self) -> bool:
         failed = any(job.outcome == JobState.FAILED for job in self.jobs.done)
-        return self._told is not None or (self.stops and failed)
+        return self._signal is not None or (self.stop_on_error and failed)
 
-    def _come_free(self) -> list[SweepJob]:
+    def _released_jobs(self) -> list[SweepJob]:
         """Return the jobs that other commands had, and have no longer: they may not be done."""
         directory = self.jobs.directory
         free = [job for job in self._elsewhere if not directory.is_claimed(job.number)]
@@ -107,7 +109,7 @@ class SideBySide:
 
     def _start(self, job: SweepJob) -> None:
         stack = contextlib.ExitStack()
-        claim = stack.enter_context(self.jobs.at_work(job))
+        claim = stack.enter_context(self.jobs.claim_job(job))
         if claim is None:
             stack.close()
             if all(job.number != done.number for done in self.jobs.done):
@@ -122,7 +124,7 @@ class SideBySide:
         begin = output.tell()
         process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
             [*command, "--job", str(reason), *self.jobs.words_of(job)],
-            env=environment_of(slot, self.threads, self.gpus, self.gpus_each),
+            env=job_environment(slot, self.threads, self.gpus, self.gpus_each),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -130,8 +132,8 @@ class SideBySide:
             pass_fds=(claim,),
         )
         self._running.append(_Running(job, process, slot, reason, begin, stack))
-        if self._told is not None:  # while it started
-            process.send_signal(self._told)
+        if self._signal is not None:  # while it started
+            process.send_signal(self._signal)
 
     def _collect(self, left: int) -> None:
         for ended in [ended for ended in self._running if ended.process.poll() is not None]:
@@ -140,19 +142,19 @@ class SideBySide:
             code = ended.process.returncode
             job = ended.job
             # One that has only just started has no handler yet, and dies of the signal itself.
-            stopped = self._told is not None and code == -self._told
+            stopped = self._signal is not None and code == -self._signal
             job.outcome = JobState.STOPPED if stopped else OUTCOMES.get(code, JobState.FAILED)
             job.reason = None if job.outcome == JobState.DONE else _reason(ended, code)
             ended.stack.close()
             ended.reason.unlink(missing_ok=True)
-            self._pass_warnings_on(ended)
+            self._forward_warnings(ended)
             if job.outcome == JobState.FAILED:
                 self.jobs.report(job, None)
             self._say_where_it_stands(job, left)
 
     def _say_where_it_stands(self, job: SweepJob, left: int) -> None:
         todo = left + len(self._running)
-        if not todo or self._told is not None:
+        if not todo or self._signal is not None:
             return
         seconds = [
             done.seconds
@@ -162,17 +164,15 @@ class SideBySide:
         guess = ""
         if seconds:
             rest = sum(seconds) / len(seconds) * todo / min(self.workers, todo)
-            guess = f", about {as_time(rest)} to go"
+            guess = f", about {duration_text(rest)} to go"
         ended = "" if job.outcome == JobState.FAILED else f"job {job.number} {job.outcome}; "
         log.info("%s%d left%s", ended, todo, guess)
 
-    def _pass_warnings_on(self, ended: _Running) -> None:
+    def _forward_warnings(self, ended: _Running) -> None:
         """Say what a job has warned of, but for what another one has warned of before."""
         with self.jobs.directory.log(ended.job.number).open("rb") as file:
             file.seek(ended.log_begin)
-            # Of what a job says, as far as it is looked through for warnings.
-            most_log_bytes = 2**20
-            lines = file.read(most_log_bytes).decode(errors="replace").splitlines()
+            lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
         parts = (line.partition(_WARNING) for line in lines)
         for text in dict.fromkeys(text for begin, _, text in parts if text and not begin):
             jobs = self.jobs.warned.setdefault(text, [])
@@ -183,35 +183,35 @@ class SideBySide:
     # --- signals -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _passing_signals_on(self) -> Iterator[None]:
+    def _forwarding_signals(self) -> Iterator[None]:
         """Pass signals on to the running jobs, and start no other one after them."""
 
         def tell(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGHUP:
                 leave_dead_terminal()
-            self._tell(number)
+            self._send_signal(number)
 
-        before = {number: signal.signal(number, tell) for number in heeded(_SIGNALS)}
+        before = {number: signal.signal(number, tell) for number in without_ignored(_SIGNALS)}
         try:
             yield
         finally:
             for number, earlier in before.items():
                 signal.signal(number, earlier)
 
-    def _tell(self, number: int) -> None:
-        self._told = self._told or number
+    def _send_signal(self, number: int) -> None:
+        self._signal = self._signal or number
         for running in self._running:
             with contextlib.suppress(ProcessLookupError):
                 running.process.send_signal(number)
 
     def stop(self) -> None:
         """Have the running jobs save and end, and wait until they have."""
-        self._tell(signal.SIGUSR1)
+        self._send_signal(signal.SIGUSR1)
         for running in self._running:
             running.process.wait()
 
 
-def environment_of(
+def job_environment(
     slot: int, threads: int | None, gpus: Sequence[str], gpus_each: int
 ) -> dict[str, str]:
     """Return the environment of a job: this package, its threads, its GPUs.
@@ -245,7 +245,7 @@ def _reason(ended: _Running, code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def as_time(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a length of time as people say it, in seconds, minutes or hours."""
     minutes = round(seconds / 60)
     if minutes < 1:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.errors import ConfigError, nearest, pip_install, raised_as
-from transfer_cli.metrics import require
+from transfer_cli.errors import ConfigError, did_you_mean, pip_install, raised_as
+from transfer_cli.metrics import require_metric
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
@@ -29,7 +29,7 @@ from transfer_cli.runs.results import Results
 from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import UnreadableError
-from transfer_cli.sweeps.grid import Planner, say_what_changes_the_data
+from transfer_cli.sweeps.grid import Planner, log_data_changes
 from transfer_cli.sweeps.jobs import names_run
 from transfer_cli.sweeps.local import AUTO, shares_of
 from transfer_cli.sweeps.processes import SECONDS_BETWEEN_LOOKS
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MEASURE = re.compile(r"(measures\.)?(validation|test)[/.](?P<name>.+)")
+_MEASURE = re.compile(r"(measures\.)?(?P<split>validation|test)[/.](?P<name>.+)")
 """A measure of a run, as `sweep.objective` may call it."""
 
 
 class Search(Planner):
     """Looks for the values that make a measure small or large."""
 
-    _said = False
+    _has_logged_wait = False
 
     def run(self) -> None:
         """Run trials until there are as many as were asked for."""
@@ -57,7 +57,7 @@ class Search(Planner):
             word
             for override in self.overrides
             if not override.is_sweep_override()
-            for word in self.words_of(override)
+            for word in self.override_words(override)
         ]
         if not swept:
             raise ConfigError(
@@ -66,16 +66,16 @@ class Search(Planner):
             )
         if not self.jobs.makes_runs:
             raise ConfigError("sweep: only pretrain and finetune can be searched")
-        _need_optuna()
+        _check_optuna()
         space = {override.get_key_element(): self._distribution(override) for override in swept}
-        corners = [[*fixed, *_words(low)] for low in _corners(space)]
-        configs = self.composed(corners)
+        corners = [[*fixed, *_override_words(low)] for low in _corners(space)]
+        configs = self.checked_configs(corners)
         shares = shares_of(configs[0])
-        self._settings = self._directed(shares.settings, configs[0])
+        self._settings = self._with_direction(shares.settings, configs[0])
         self._aim = {"objective": self._settings.objective, "direction": self._settings.direction}
         self._fixed, self._space, self._shares = fixed, space, shares
-        say_what_changes_the_data(configs)
-        self._say_what_is_unwise()
+        log_data_changes(configs)
+        self._warn_of_objective()
         self._search(seed=configs[0].seed)
 
     def _distribution(self, override: Override) -> "BaseDistribution":
@@ -85,7 +85,7 @@ class Search(Planner):
         value: Any = override.value()
         with raised_as(ConfigError, f"{override.input_line}: "):
             if not override.is_interval_sweep():
-                choices = [word.partition("=")[2] for word in self.words_of(override)]
+                choices = [word.partition("=")[2] for word in self.override_words(override)]
                 return distributions.CategoricalDistribution(choices)
             kind: Any = distributions.FloatDistribution
             if isinstance(value.start, int) and isinstance(value.end, int):
@@ -93,18 +93,19 @@ class Search(Planner):
             made: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
         return made
 
-    def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
+    def _with_direction(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
         if settings.direction != AUTO:
             return settings
         measure = _MEASURE.fullmatch(settings.objective)
         if measure is None:  # a cost, for example
             return replace(settings, direction="minimize")
-        metric = require(measure["name"], self.jobs.metrics(config), "sweep.objective")
+        metric = require_metric(measure["name"], self.jobs.metrics(config), "sweep.objective")
         return replace(settings, direction="maximize" if metric.higher_is_better else "minimize")
 
-    def _say_what_is_unwise(self) -> None:
+    def _warn_of_objective(self) -> None:
         objective = self._settings.objective
-        if objective.startswith("test/"):
+        measure = _MEASURE.fullmatch(objective)
+        if measure and measure["split"] == "test":
             log.warning("%s chooses by the test set, which should see the result alone", objective)
         if self._settings.prune and not objective.startswith("validation/"):
             log.info("no trial is pruned: %s is not measured before the end", objective)
@@ -117,25 +118,25 @@ class Search(Planner):
         jobs.begin(self.folder, [], self._shares.threads, trials=settings.trials, **self._aim)
         study = self._open(seed)
         while jobs.stopped is None:
-            batch = self._next(study)
-            if not batch and self._waits():
+            batch = self._next_trials(study)
+            if not batch and self._wait_for_others():
                 continue
             if not batch:
                 break
             try:
                 self.launch(batch, self._shares)
             finally:
-                failed = [self._tell(study, job.number) for job in batch]
+                failed = [self._report_trial(study, job.number) for job in batch]
             if settings.on_error == "stop" and any(failed):
                 break
         if not settings.objective.startswith("validation/"):
             self._say_best(study)
 
-    def _waits(self) -> bool:
+    def _wait_for_others(self) -> bool:
         """Wait a moment if a command or process works on a trial; it may leave that undone."""
         others = [j for j in self.jobs.directory.jobs() if j.outcome == JobState.RUNNING]
-        if others and not self._said:
-            self._said = True
+        if others and not self._has_logged_wait:
+            self._has_logged_wait = True
             log.info("waiting for %d trials that other commands or processes work on", len(others))
         if others:
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -177,7 +178,7 @@ class Search(Planner):
             study.sampler = samplers.TPESampler(seed=seed + joined, constant_liar=True)
         return study
 
-    def _next(self, study: "Study") -> list[SweepJob]:
+    def _next_trials(self, study: "Study") -> list[SweepJob]:
         """Return the trials to run now: first those that were stopped, then new ones."""
         from optuna.trial import TrialState
 
@@ -197,7 +198,7 @@ class Search(Planner):
                 min(self._shares.workers - len(todo), self._settings.trials - len(trials))
             ):
                 trial = study.ask(dict(self._space))
-                proposed = tuple(_words(trial.params))
+                proposed = tuple(_override_words(trial.params))
                 fixed = [word for word in self._fixed if not names_run(word)]
                 job = SweepJob(trial.number, proposed, (*fixed, *proposed))
                 directory.write_job(job)
@@ -208,7 +209,7 @@ class Search(Planner):
                 todo.append(job)
         return todo
 
-    def _tell(self, study: "Study", number: int) -> bool:
+    def _report_trial(self, study: "Study", number: int) -> bool:
         """Report the end of a trial to the study; return whether it failed."""
         from optuna.trial import TrialState
 
@@ -253,7 +254,7 @@ class Search(Planner):
         log.info(
             "of %d trials, %d has the %s %s, %.6g: %s",
             len(trials), best.number, "lowest" if sign == 1 else "highest",
-            self._settings.objective, best.value, " ".join(_words(best.params)),
+            self._settings.objective, best.value, " ".join(_override_words(best.params)),
         )  # fmt: skip
 
     def _learnt(self, number: int) -> bool:
@@ -271,12 +272,12 @@ def value_at(results: Results, key: str) -> float:
     Raises:
         KeyError: There is none; the message names the nearest one.
     """
-    known = {name: value for name, value in flat(results.as_json()) if is_number(value)}
+    known = {name: value for name, value in flat_items(results.as_json()) if is_number(value)}
     for split, measures in results.measures.items():
         known |= {f"{split}/{name}": value for name, value in measures.items()}
     if key not in known:
         shown = [name for name in known if not name.startswith(("measures.", "tables."))]
-        close = nearest(key, shown) or f" There are {', '.join(sorted(shown))}"
+        close = did_you_mean(key, shown) or f" There are {', '.join(sorted(shown))}"
         raise KeyError(f"results.json has no number {key!r}.{close}")
     return float(known[key])
 
@@ -284,7 +285,7 @@ def value_at(results: Results, key: str) -> float:
 # --- what is searched --------------------------------------------------------------------------
 
 
-def _need_optuna() -> None:
+def _check_optuna() -> None:
     try:
         importlib.import_module("optuna")
     except ImportError as error:
@@ -305,7 +306,7 @@ def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
     return [{key: values[at] for key, values in ends.items()} for at in (0, -1)]
 
 
-def _words(params: Mapping[str, Any]) -> list[str]:
+def _override_words(params: Mapping[str, Any]) -> list[str]:
     """Return overrides, with rates to four digits."""
     return [
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"

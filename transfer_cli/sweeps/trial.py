@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.safe_files import UnreadableError, check_kinds, read_json
+from transfer_cli.safe_files import UnreadableError, check_field_types, read_json
 
 if TYPE_CHECKING:
     from optuna import Study
 
-NAME = "search"
+STUDY_NAME = "search"
 """What the study is called in its file."""
 
-WARM_UP = 5
+WARM_UP_TRIALS = 5
 """Trials that are never pruned: before, there is no median worth the name."""
 
 
@@ -76,7 +76,7 @@ def trial_of(run: Path) -> Trial | None:
     """Return the trial of a run; None if it is none."""
     with suppress(OSError, UnreadableError, TypeError, ImportError):
         record = TrialRecord(**read_json(trial_file(run.absolute())))
-        check_kinds(record)
+        check_field_types(record)
         # A search made it; none is begun where somebody's file says so.
         if Path(record.study).is_file():
             return Trial(Path(record.study), record.number, record.objective, record.direction)
@@ -98,10 +98,10 @@ def open_study(file: Path, *, direction: str) -> "Study":
             storage = optuna.storages.RDBStorage(f"sqlite:///{file.absolute()}", engine_kwargs=wait)
             return optuna.create_study(
                 storage=storage,
-                study_name=NAME,
+                study_name=STUDY_NAME,
                 direction="maximize" if direction == "maximize" else "minimize",
                 load_if_exists=True,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP_TRIALS),
             )
     except (SQLAlchemyError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]

@@ -22,7 +22,7 @@ from transfer_cli.data.encoded_task import EncodedRows, Truncate, encode_texts
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, listed
+from transfer_cli.errors import CheckpointError, list_names
 
 Direction = Literal["causal", "bidirectional", "encoder_decoder"]
 
@@ -34,7 +34,6 @@ Answer = Mapping[str, Any]
 
 Rows = Mapping[int, Mapping[str, Any]]
 """Row number -> an objective's predictions for that row, by name, without the batch dimension."""
-
 
 WARNING, EMPTY, UNKNOWN = "warning", "empty", "unknown"
 """The key of an answer to a text that is empty, or of which the model knows no token."""
@@ -312,7 +311,7 @@ class Task(ABC):
         beyond = [label for label in other.labels if label not in self.labels]
         if lacks or beyond:
             parts = [
-                f"{listed((repr(label[:80]) for label in labels), 5)} only in {where}"
+                f"{list_names((repr(label[:80]) for label in labels), 5)} only in {where}"
                 for labels, where in ((lacks, first), (beyond, path))
                 if labels
             ]
@@ -406,11 +405,10 @@ def mean_by_label(
         if theirs != labels:
             values_C = values_C[[theirs.index(label) for label in labels]]
         mean_C += values_C / len(parts)
-    means: list[float] = mean_C.tolist()
-    return means
+    return list(mean_C.tolist())
 
 
-def no_better(
+def baseline_failure(
     measure: str, value: float, than: str, constant: float, cure: str = CURE
 ) -> str | None:
     """Return why nothing was learnt, where a measure is no better than a constant one, or None.
@@ -428,7 +426,7 @@ def no_better(
     )
 
 
-def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -> Task | None:
+def build_task(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -> Task | None:
     """Return the task that data or a model names; None for text.
 
     Args:
@@ -440,7 +438,7 @@ def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -
     return task
 
 
-def by_example(data: Encoded, rows: Rows) -> dict[int, dict[int, Mapping[str, Any]]]:
+def rows_by_example(data: Encoded, rows: Rows) -> dict[int, dict[int, Mapping[str, Any]]]:
     """Return rows grouped by the example that they belong to."""
     by_number: dict[int, dict[int, Mapping[str, Any]]] = {}
     for row in sorted(rows):

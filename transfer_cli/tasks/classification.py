@@ -22,7 +22,7 @@ from torch import Tensor
 
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import FEW_ROWS
-from transfer_cli.errors import DataError, listed
+from transfer_cli.errors import DataError, list_names
 from transfer_cli.optim.lbfgs import TorchLBFGS
 from transfer_cli.tasks.base import (
     DECIMALS,
@@ -32,8 +32,8 @@ from transfer_cli.tasks.base import (
     Rows,
     Task,
     TextsTask,
+    baseline_failure,
     mean_by_label,
-    no_better,
 )
 
 
@@ -73,7 +73,8 @@ class ClassificationTask(TextsTask):
         given = {example.label for example in train}
         missing = [repr(label) for number, label in enumerate(labels) if number not in given]
         if missing:
-            raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
+            names = list_names(missing, 10)
+            raise DataError(f"{where}: no training example has the label {names}.")
 
     def strata(self, examples: Sequence[Example]) -> Sequence[int]:
         """Return the label of each."""
@@ -129,7 +130,7 @@ class ClassificationTask(TextsTask):
     def right_by_words(self, train: Sequence[Example], scored: Sequence[Example]) -> int | None:
         """See `Task`; there is none for very many labels."""
         few = len(self.labels) <= MOST_LABELS
-        return right_by_words(train, scored, len(self.labels)) if few else None
+        return num_right_by_words(train, scored, len(self.labels)) if few else None
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -142,11 +143,9 @@ class ClassificationTask(TextsTask):
         _, given, _ = tables.get(
             "labels", ([], [sum(row) for row in tables.get("confusion", [])], [])
         )
-        if not given or "accuracy" not in measures:
+        if "accuracy" not in measures or sum(count > 0 for count in given) < 2:
             return None
-        if sum(count > 0 for count in given) < 2:
-            return None
-        return no_better(
+        return baseline_failure(
             "accuracy",
             measures["accuracy"],
             f"always answering {self.labels[given.index(max(given))]}",
@@ -165,25 +164,25 @@ MOST_CHARACTERS = 2000
 MOST_WEIGHTS = 500_000
 """V x C at most."""
 
-C = 10.0
+PRIOR_VARIANCE = 10.0
 """As in scikit-learn: a prior of this variance on each weight. Its default, 1, is too strong for
 rows of length 1 that are spread over thousands of terms."""
 
 
-def right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: int) -> int:
+def num_right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: int) -> int:
     """Return how many of `scored` a model that is fitted on `train` gives the right label."""
     texts_with = Counter(term for example in train for term in set(_terms(example)))
-    most_terms = 10_000  # the vocabulary: the terms that most texts have
-    kept = min(most_terms, MOST_WEIGHTS // labels)
+    # The vocabulary: the terms that most texts have.
+    size = min(10_000, MOST_WEIGHTS // labels)
     # Sorted, so that ties do not depend on the order of the texts.
-    chosen = sorted(texts_with, key=lambda term: (-texts_with[term], term))[:kept]
+    chosen = sorted(texts_with, key=lambda term: (-texts_with[term], term))[:size]
     numbers = {term: number for number, term in enumerate(chosen)}
     rarity = [1 + math.log((1 + len(train)) / (1 + texts_with[term])) for term in chosen]
     weight_VC, bias_C = torch.zeros(max(1, len(chosen)), labels), torch.zeros(labels)
-    rows, label_N = _sparse_rows(train, numbers, rarity), _labels(train)
+    rows, label_N = _tf_idf_rows(train, numbers, rarity), _labels(train)
     columns = rows.transposed(len(weight_VC))
 
-    decay = 1 / (C * len(train))
+    decay = 1 / (PRIOR_VARIANCE * len(train))
 
     def penalised() -> Tensor:
         """Torch's own backward pass through `embedding_bag` takes ten times as long."""
@@ -198,7 +197,7 @@ def right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: 
         [weight_VC, bias_C], lr=1.0, line_search_fn="strong_wolfe", history_size=5,
         max_iter=100, max_eval=100, tolerance_grad=3e-4,
     ).step(penalised)  # fmt: skip
-    others = _sparse_rows(scored, numbers, rarity)
+    others = _tf_idf_rows(scored, numbers, rarity)
     predicted_N = (others.times(weight_VC) + bias_C).argmax(1)
     return int((predicted_N == _labels(scored)).sum())
 
@@ -238,7 +237,7 @@ class _Sparse:
         return _Sparse(rows_R[order_R], self.values[order_R], counts.cumsum(0) - counts)
 
 
-def _sparse_rows(
+def _tf_idf_rows(
     examples: Sequence[Example], numbers: dict[str, int], rarity: Sequence[float]
 ) -> _Sparse:
     """Return texts as rows of tf-idf, each of length 1."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.labelled import Example, LabelledData, Submission
-from transfer_cli.errors import DataError, listed, nearest, one_of
+from transfer_cli.errors import DataError, did_you_mean, list_names, one_of
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.regression import NumberExample, RegressionTask, problem_of
+from transfer_cli.tasks.regression import NumberExample, RegressionTask, number_problem
 from transfer_cli.tasks.sources import LabelledSource
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Glue(LabelledSource):
     def kind(self) -> type[Task]:
         return ClassificationTask if self._files.labels else RegressionTask
 
-    def given(self, data_dir: Path) -> LabelledData:
+    def given_splits(self, data_dir: Path) -> LabelledData:
         folder = Path(self.folder).expanduser()
         paths = {split: folder / file for split, file in self._files.splits.items()}
         splits = {split: tuple(self._examples(path)) for split, path in paths.items()}
@@ -125,7 +125,7 @@ class Glue(LabelledSource):
         rows = self._rows(path)
         header = [] if isinstance(files.label, int) else next(rows, (1, []))[1]
         *texts, label = (
-            self._place(column, header, path) for column in (*files.texts, files.label)
+            self._column_index(column, header, path) for column in (*files.texts, files.label)
         )
         for line, cells in rows:
             if len(cells) <= max(*texts, label):
@@ -150,13 +150,13 @@ class Glue(LabelledSource):
             yield line, text.removeprefix("\ufeff" if line == 1 else "").split("\t")
 
     @staticmethod
-    def _place(column: str | int, header: Sequence[str], path: Path) -> int:
+    def _column_index(column: str | int, header: Sequence[str], path: Path) -> int:
         if isinstance(column, int):
             return column
         if column not in header:
             raise DataError(
-                f"{path}, line 1: no column {column!r}; there is {listed(map(repr, header), 8)}. "
-                "Is it the file of another task?"
+                f"{path}, line 1: no column {column!r}; there is {list_names(map(repr, header), 8)}"
+                ". Is it the file of another task?"
             )
         return header.index(column)
 
@@ -166,13 +166,13 @@ class Glue(LabelledSource):
         text, pair = texts[0], texts[1] if len(texts) > 1 else None
         labels = self._files.labels
         if not labels:
-            problem = problem_of(label)
+            problem = number_problem(label)
             if problem is not None:
                 raise DataError(f"{path}, line {line}: {label!r:.80} {problem}.")
             return NumberExample(text, float(label), pair, line)
         if label not in labels:
             raise DataError(
-                f"{path}, line {line}: the label {label!r:.80} is not one of {listed(labels)}."
-                f"{nearest(label, labels)}"
+                f"{path}, line {line}: the label {label!r:.80} is not one of {list_names(labels)}."
+                f"{did_you_mean(label, labels)}"
             )
         return Example(text, labels.index(label), pair, line)

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch, Counts, Sums
-from transfer_cli.data.columns import is_yes, parts_of
-from transfer_cli.data.encoded_task import all_known
-from transfer_cli.data.label_names import joined_by, look_over
+from transfer_cli.data.columns import is_yes, split_labels
+from transfer_cli.data.encoded_task import have_answers
+from transfer_cli.data.label_names import label_separator, warn_of_unclear_labels
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.wanted import Chosen, Wanted
-from transfer_cli.errors import DataError, listed
+from transfer_cli.errors import DataError, list_names
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives import confidence
@@ -37,18 +37,18 @@ from transfer_cli.tasks.base import (
     Rows,
     Task,
     TextsTask,
+    baseline_failure,
     mean_by_label,
-    no_better,
 )
 from transfer_cli.tasks.table import Table, TableRow
 
 SEPARATOR = "|"
 """What parts labels in a cell of a table."""
 
-HALF = 0.5
+DEFAULT_THRESHOLD = 0.5
 """The threshold of a label for which none was fitted."""
 
-_NONE = -1
+_PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -83,7 +83,7 @@ class MultilabelTask(TextsTask):
     @property
     def thresholds(self) -> list[float]:
         """The probability above which each label is said; the temperature changes no answer."""
-        fitted = np.array(self.fitted.get("thresholds", [HALF] * len(self.labels)))
+        fitted = np.array(self.fitted.get("thresholds", [DEFAULT_THRESHOLD] * len(self.labels)))
         if self.temperature == 1.0:
             return list(fitted.tolist())
         with np.errstate(divide="ignore"):
@@ -95,18 +95,18 @@ class MultilabelTask(TextsTask):
 
     def check(self, train: Sequence[LabelsExample], where: str) -> None:
         labels = self.labels
-        look_over(
+        warn_of_unclear_labels(
             Counter(labels[number] for example in train for number in example.label or ()), where
         )
         if len({example.label for example in train}) < 2:
             raise DataError(
-                f"{where}: all examples have the same labels, {listed(labels) or 'none'}; there "
-                "is nothing to learn. Name another label column."
+                f"{where}: all examples have the same labels, {list_names(labels) or 'none'}; "
+                "there is nothing to learn. Name another label column."
             )
         if len(train) < FEW_ROWS:
             return
         if all(len(example.label or ()) == 1 for example in train):
-            mark = joined_by(labels)
+            mark = label_separator(labels)
             cure = f"data.separator={delimiter_name(mark)} parts them" if mark else (
                 "data=table objective=classification is for such rows"
             )  # fmt: skip
@@ -132,11 +132,11 @@ class MultilabelTask(TextsTask):
 
     def targets(self, examples: Sequence[LabelsExample]) -> Mapping[str, Any]:
         numbers = [example.label for example in examples]
-        if not all_known(numbers, "list of labels"):
+        if not have_answers(numbers, "list of labels"):
             return {}
         known = [labels or () for labels in numbers]
         # Of many labels a text has few: their numbers take less than a table of yes and no.
-        targets = np.full((len(known), max(map(len, known))), _NONE, dtype=np.int64)
+        targets = np.full((len(known), max(map(len, known))), _PADDING, dtype=np.int64)
         for row, labels in enumerate(known):
             targets[row, : len(labels)] = labels
         return {"labels": targets}
@@ -159,8 +159,8 @@ class MultilabelTask(TextsTask):
         (row,) = rows.values()
         predicted = [self.labels[number] for number in sorted(row["predicted"]) if number >= 0]
         given = self.labels_of(data.examples[example])
-        both = 2 * len({*predicted} & {*given})
-        score = both / (len(predicted) + len(given)) if predicted or given else 1.0
+        hits = len({*predicted} & {*given})
+        score = 2 * hits / (len(predicted) + len(given)) if predicted or given else 1.0
         return Result(SEPARATOR.join(given), SEPARATOR.join(predicted), row["probability"], score)
 
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
@@ -170,7 +170,7 @@ class MultilabelTask(TextsTask):
         given_NC = np.zeros(shares_NC.shape, dtype=bool)
         for row, example in enumerate(rows):
             given_NC[row, list(data.examples[example].label)] = True
-        return {"thresholds": [*map(best_threshold, shares_NC.T, given_NC.T)]}
+        return {"thresholds": [*map(best_f1_threshold, shares_NC.T, given_NC.T)]}
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities and, where some were fitted, of the thresholds.
@@ -187,20 +187,20 @@ class MultilabelTask(TextsTask):
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return the labels as a table has them, and the probability of all these decisions."""
-        shares_C, above_C = self._decided(answer)
+        shares_C, above_C = self._decide(answer)
         names = [self.labels[number] for number in np.flatnonzero(above_C)]
         return SEPARATOR.join(names), float(np.where(above_C, shares_C, 1 - shares_C).prod())
 
     def said_labels(self, said: str) -> list[str]:
         return said.split(SEPARATOR) if said else []
 
-    def _decided(self, answer: Answer) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    def _decide(self, answer: Answer) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         shares_C = np.asarray(answer["probabilities"])
         return shares_C, shares_C > np.asarray(answer.get("thresholds", self.thresholds))
 
     def written(self, answer: Answer) -> dict[str, Any]:
         """See `Task`; a set that is not sure is null, and one without labels an empty list."""
-        shares_C, above_C = self._decided(answer)
+        shares_C, above_C = self._decide(answer)
         _, probability = self.said(answer)
         is_given = probability >= self.abstain_below
         predicted = [self.labels[number] for number in np.flatnonzero(above_C)]
@@ -234,8 +234,8 @@ class MultilabelTask(TextsTask):
         constant = 2 * given_C[order].cumsum() / (predicted + given)
         if given == 0:
             return None
-        names = listed((self.labels[at] for at in order[: constant.argmax() + 1]), 3)
-        return no_better(
+        names = list_names((self.labels[at] for at in order[: constant.argmax() + 1]), 3)
+        return baseline_failure(
             "micro-F1",
             measures["micro_f1"],
             f"always answering {names}",
@@ -245,7 +245,7 @@ class MultilabelTask(TextsTask):
         )
 
 
-def best_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bool_]) -> float:
+def best_f1_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bool_]) -> float:
     """Return the threshold with the highest F1 of a label; of equal ones the highest.
 
     It is halfway between two probabilities, so that rounding decides nothing. Without an example of
@@ -256,7 +256,7 @@ def best_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bo
         given_N: Whether the example has it.
     """
     if not given_N.any():
-        return HALF
+        return DEFAULT_THRESHOLD
     order = np.argsort(-shares_N, kind="stable")
     sorted_N = shares_N[order]
     predicted_N = np.arange(1, len(order) + 1)
@@ -288,25 +288,26 @@ class LabelsTable(Table):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.separator:
-            raise ValueError(f"separator is empty, expected a text or one of {listed(DELIMITERS)}")
+            names = list_names(DELIMITERS)
+            raise ValueError(f"separator is empty, expected a text or one of {names}")
         self._mark = DELIMITERS.get(self.separator, self.separator)
 
     @property
     def columns(self) -> Wanted:
         return replace(super().columns, separator=self._mark)
 
-    def label_in(
+    def read_label(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> tuple[str, ...]:
         if columns.labels:
             return tuple(label for label in columns.labels if _has_label(record, label, name))
         names = [
             label_of(Record(record.line, {columns.label: part}), columns.label, name)
-            for part in parts_of(value_of(record, columns.label, name), self._mark)
+            for part in split_labels(value_of(record, columns.label, name), self._mark)
         ]
         return tuple(labels.setdefault(label, label) for label in dict.fromkeys(names))
 
-    def example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
+    def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
         return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line, row.file)
 
     def check(self, task: Task, train: Sequence[LabelsExample], where: str) -> None:
@@ -319,8 +320,8 @@ class LabelsTable(Table):
         if len(names) < len(self.label):
             raise DataError(
                 f"{where}: of its {len(self.label)} columns of labels only {len(names)} "
-                f"({listed(names, 20)}) have both yes and no in training; leave the others out of "
-                "data.label"
+                f"({list_names(names, 20)}) have both yes and no in training; leave the others out "
+                "of data.label"
             )
 
 
@@ -337,7 +338,7 @@ def _has_label(record: Record, column: str, name: str) -> bool:
     return has_label
 
 
-MOST_WEIGHT = 100.0
+MAX_WEIGHT = 100.0
 """The largest weight of a label's examples: of rarer labels a single text would decide all."""
 
 
@@ -349,7 +350,7 @@ class Multilabel(SequenceObjective):
 
     Args:
         pos_weight: balanced: the examples of a label count as much as those without it, at most
-            `MOST_WEIGHT` each; None: each counts once.
+            `MAX_WEIGHT` each; None: each counts once.
         thresholds: fit: a label is said where its probability is above the threshold with the
             highest F1 on validation, which the end of a run finds; None: above 0.5.
         calibrate, abstain: See `UnitObjective`; probabilities are those of labels, and answers are
@@ -381,13 +382,13 @@ class Multilabel(SequenceObjective):
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
         share_C = torch.tensor(getattr(info.task, "shares", ()))
-        self._weight_C = ((1 - share_C) / share_C).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
+        self._weight_C = ((1 - share_C) / share_C).clamp(1 / MAX_WEIGHT, MAX_WEIGHT)
 
     @property
     def num_outputs(self) -> int:
         return len(self.info.labels)
 
-    def scores_of(self, answers_BN: Tensor) -> Tensor:
+    def answer_scores(self, answers_BN: Tensor) -> Tensor:
         never = 1e-6  # the probability of what a teacher is sure of not to be so
         return answers_BN.logit(eps=never)
 
@@ -401,7 +402,7 @@ class Multilabel(SequenceObjective):
         absent_BN = (-target_BN).sigmoid() * (F.logsigmoid(-target_BN) - F.logsigmoid(-scores_BN))
         return (present_BN + absent_BN).sum(1)
 
-    def given(self, batch: Batch) -> Tensor:
+    def label_mask(self, batch: Batch) -> Tensor:
         """Return whether each text has each label, `[B, C]`."""
         labels_BK, classes = batch["labels"], self.num_outputs
         # What pads a list of labels goes into a column of its own.
@@ -411,29 +412,29 @@ class Multilabel(SequenceObjective):
 
     def predicted(self, logits_BC: Tensor) -> Tensor:
         """Return whether each label is said of each text, `[B, C]`."""
-        return self._above(self.calibrated(logits_BC).sigmoid())
+        return self._above_threshold(self.calibrated(logits_BC).sigmoid())
 
-    def _above(self, shares_BC: Tensor) -> Tensor:
+    def _above_threshold(self, shares_BC: Tensor) -> Tensor:
         task = self.info.task
         if not (task and "thresholds" in task.fitted):
-            return shares_BC > HALF
+            return shares_BC > DEFAULT_THRESHOLD
         # Doubles, as in the task's own decision.
         return shares_BC.double() > shares_BC.new_tensor(task.thresholds, dtype=torch.float64)
 
     def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return scores of no and yes, and which is right, of each label of each text."""
-        return torch.stack([torch.zeros_like(outputs), outputs], 2), self.given(batch).long()
+        return torch.stack([torch.zeros_like(outputs), outputs], 2), self.label_mask(batch).long()
 
     def judged_answers(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probability of all decisions about a text, and whether all are right."""
         shares_BC = scores.diff(dim=-1).squeeze(-1).sigmoid()
-        above_BC = self._above(shares_BC)
+        above_BC = self._above_threshold(shares_BC)
         share_B = torch.where(above_BC, shares_BC, 1 - shares_BC).prod(1)
         return share_B, (above_BC == (target == 1)).all(1)
 
     def decision_losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each decision, `[B, C]`."""
-        given_BC = self.given(batch).to(logits_BC.dtype)
+        given_BC = self.label_mask(batch).to(logits_BC.dtype)
         weight_C = None
         if self.pos_weight == "balanced":
             # It stays on the device: a step does not wait for copies.
@@ -457,7 +458,7 @@ class Multilabel(SequenceObjective):
 
         The rows of these: rightly said, wrongly said, wrongly not said, rightly not said.
         """
-        given_BC, predicted_BC = self.given(batch), self.predicted(outputs)
+        given_BC, predicted_BC = self.label_mask(batch), self.predicted(outputs)
         cells = (
             given_BC & predicted_BC,
             ~given_BC & predicted_BC,
@@ -492,8 +493,8 @@ class Multilabel(SequenceObjective):
             predicted["probabilities"] = shares_BC
         return predicted
 
-    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        both = zip(self.given(batch).tolist(), self.predicted(outputs).tolist(), strict=True)
+    def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+        both = zip(self.label_mask(batch).tolist(), self.predicted(outputs).tolist(), strict=True)
         return [(self._names(wanted_C), self._names(predicted_C)) for wanted_C, predicted_C in both]
 
     def _names(self, chosen_C: list[bool]) -> str:

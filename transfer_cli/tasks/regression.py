@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.encoded_task import all_known
+from transfer_cli.data.encoded_task import have_answers
 from transfer_cli.data.records import Record, plain_number
 from transfer_cli.data.wanted import Chosen
 from transfer_cli.errors import DataError
@@ -24,9 +24,7 @@ from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task, TextsTask
 from transfer_cli.tasks.table import Table, TableRow
 
-QUARTERS = (0.25, 0.5, 0.75)
-
-_MOST = 3e38
+_MAX_NUMBER = 3e38
 """The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
 
 
@@ -62,7 +60,7 @@ class RegressionTask(TextsTask):
     quartiles: tuple[float, ...] = field(default=(), compare=False)
 
     def labels_of(self, example: NumberExample) -> Sequence[str]:
-        return () if example.value is None else (shown(example.value),)
+        return () if example.value is None else (format_number(example.value),)
 
     def unlabelled(self, example: NumberExample) -> NumberExample:
         return replace(example, value=None)
@@ -82,14 +80,17 @@ class RegressionTask(TextsTask):
         return [int(fifth) for fifth in np.searchsorted(bounds, values, side="right")]
 
     def facts(self, train: Sequence[NumberExample]) -> dict[str, Any]:
-        """Return the mean, the deviation and the quartiles of the numbers."""
+        """Return the mean, the deviation (of equal numbers 1) and the quartiles of the numbers."""
         values = _values(train)
-        parts = np.quantile(values, QUARTERS).tolist()
-        return {"mean": float(values.mean()), "scale": float(values.std()), "quartiles": parts}
+        scale = float(values.std()) if np.ptp(values) > 0 else 1.0
+        quartiles = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+        return {"mean": float(values.mean()), "scale": scale, "quartiles": quartiles}
 
     def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
         values = [example.value for example in examples]
-        return {"value": np.array(values, dtype=np.float64)} if all_known(values, "number") else {}
+        return (
+            {"value": np.array(values, dtype=np.float64)} if have_answers(values, "number") else {}
+        )
 
     @classmethod
     def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:
@@ -110,7 +111,7 @@ class RegressionTask(TextsTask):
         expected, predicted = data.examples[example].value, float(row["value"])
         off = abs(predicted - expected) / self.scale
         score = min(1.0, max(0.0, (2 - off) / 1.5))
-        return Result(shown(expected), shown(predicted), score=score)
+        return Result(format_number(expected), format_number(predicted), score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
@@ -127,13 +128,13 @@ class RegressionTask(TextsTask):
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return the number, of which there is no probability."""
-        return shown(answer["value"]), math.nan
+        return format_number(answer["value"]), math.nan
 
     def said_value(self, said: str) -> float:
         return float(said)
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        return {"value": float(shown(answer["value"]))}
+        return {"value": float(format_number(answer["value"]))}
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -147,10 +148,9 @@ class RegressionTask(TextsTask):
         )
 
 
-def shown(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number as it is written."""
-    digits = 7  # digits of a number that is written, as many as float32 has
-    return f"{value:.{digits}g}"
+    return f"{value:.7g}"  # as many digits as float32 has
 
 
 def correlation(
@@ -184,9 +184,11 @@ class NumberTable(Table):
     named: ClassVar[bool] = False
     most_labels: ClassVar[float] = math.inf
 
-    def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> float:
-        text = plain_number(super().label_in(record, columns, name, labels))
-        problem = problem_of(text)
+    def read_label(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> float:
+        text = plain_number(super().read_label(record, columns, name, labels))
+        problem = number_problem(text)
         if problem is not None:
             raise DataError(
                 f"{name}, line {record.line}: {text!r:.80} in {columns.label!r} {problem}; "
@@ -195,11 +197,11 @@ class NumberTable(Table):
             )
         return float(text)
 
-    def example(self, row: TableRow, numbers: tuple[int, ...]) -> NumberExample:
+    def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> NumberExample:
         return NumberExample(row.text, row.label, row.pair, row.line, row.file)
 
 
-def problem_of(text: str) -> str | None:
+def number_problem(text: str) -> str | None:
     """Return why a text is no number that can be learnt, or None."""
     try:
         value = float(text)
@@ -207,7 +209,7 @@ def problem_of(text: str) -> str | None:
         value = math.nan
     if not math.isfinite(value):
         return "is no number"
-    return None if abs(value) <= _MOST else "is more than 32 bits hold, 3e38"
+    return None if abs(value) <= _MAX_NUMBER else "is more than 32 bits hold, 3e38"
 
 
 @dataclass(eq=False, repr=False)
@@ -253,8 +255,7 @@ class Regression(SequenceObjective):
         return task.mean, task.scale
 
     def left_out_of_exports(self, task: Task | None) -> tuple[str, ...]:
-        bounded = self.clip is not None
-        return ("objective.clip, so that answers are not bounded",) if bounded else ()
+        return () if self.clip is None else ("objective.clip, so that answers are not bounded",)
 
     def values(self, outputs_B1: Tensor) -> Tensor:
         """Return the head's output in the unit of the numbers, `[B]`."""
@@ -262,12 +263,12 @@ class Regression(SequenceObjective):
         values_B = outputs_B1.squeeze(1).double() * scale + mean
         return values_B if self.clip is None else values_B.clamp(*self.clip)
 
-    def scores_of(self, answers_BN: Tensor) -> Tensor:
+    def answer_scores(self, answers_BN: Tensor) -> Tensor:
         """Return the numbers as the head learns them."""
         mean, scale = self.unit_of(self.info.task)
         return (answers_BN - mean) / scale
 
-    def softened(self, scores_BN: Tensor, temperature: float) -> Tensor:
+    def soften(self, scores_BN: Tensor, temperature: float) -> Tensor:
         """Return the scores: a number has no temperature."""
         return scores_BN
 
@@ -295,6 +296,6 @@ class Regression(SequenceObjective):
         """Return the numbers, `value` `[B]`."""
         return {"value": self.values(outputs)}
 
-    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+    def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         both = zip(batch["value"].tolist(), self.values(outputs).tolist(), strict=True)
-        return [(shown(wanted), shown(predicted)) for wanted, predicted in both]
+        return [(format_number(wanted), format_number(predicted)) for wanted, predicted in both]

@@ -40,7 +40,7 @@ _TRAITS: Mapping[str, tuple[str, ...]] = {
     "river": ("natural", "place"),
 }
 
-_TOLD = {
+_ANSWERS = {
     "animal": "a wild animal with furry paws .",
     "city": "a busy city with a market .",
     "disease": "a severe disease that begins with fever .",
@@ -50,47 +50,50 @@ _TOLD = {
 }
 
 Splits = Mapping[str, Sequence[Any]]
+LabelledSplits = tuple[tuple[str, ...], Splits]
 
 
-def _made(rows: Mapping[str, Sequence[tuple[Any, ...]]], example: Callable[..., Any]) -> Splits:
+def _examples(rows: Mapping[str, Sequence[tuple[Any, ...]]], example: Callable[..., Any]) -> Splits:
     """Return an example of each row of each split."""
     return {split: [example(*row) for row in part] for split, part in rows.items()}
 
 
-def _questions(world: int) -> tuple[tuple[str, ...], Splits]:
+def _questions(world: int) -> LabelledSplits:
     """Questions about one name each: what kind of thing is it?"""
     kinds, questions = sample.questions(world)
-    return kinds, _made(questions, Example)
+    return kinds, _examples(questions, Example)
 
 
-def _pairs(world: int) -> tuple[tuple[str, ...], Splits]:
+def _pairs(world: int) -> LabelledSplits:
     """Pairs of questions: do both ask about things of one kind?"""
     pairs = sample.pairs(world)
     labels = ("different", "same")
-    return labels, _made(pairs, lambda text, pair, is_same: Example(text, int(is_same), pair))
+    return labels, _examples(pairs, lambda text, pair, is_same: Example(text, int(is_same), pair))
 
 
-def _numbers(world: int) -> tuple[tuple[str, ...], Splits]:
+def _numbers(world: int) -> LabelledSplits:
     """Questions about one name each: how large is it?"""
     kinds, questions = sample.questions(world)
-    return (), _made(questions, lambda text, kind: NumberExample(text, _SIZES[kinds[kind]]))
+    return (), _examples(questions, lambda text, kind: NumberExample(text, _SIZES[kinds[kind]]))
 
 
-def _labels(world: int) -> tuple[tuple[str, ...], Splits]:
+def _labels(world: int) -> LabelledSplits:
     """Questions about one name each: what is it like? One kind of thing has no label."""
     kinds, questions = sample.questions(world)
     labels = tuple(sorted(set(chain.from_iterable(_TRAITS.values()))))
     numbers = [tuple(labels.index(trait) for trait in _TRAITS[kind]) for kind in kinds]
-    return labels, _made(questions, lambda text, kind: LabelsExample(text, numbers[kind]))
+    return labels, _examples(questions, lambda text, kind: LabelsExample(text, numbers[kind]))
 
 
-def _text_pairs(world: int) -> tuple[tuple[str, ...], Splits]:
+def _text_pairs(world: int) -> LabelledSplits:
     """Questions about one name each, answered by a few words."""
     kinds, questions = sample.questions(world)
-    return (), _made(questions, lambda text, kind: TextToTextExample(text, _TOLD[kinds[kind]]))
+    return (), _examples(
+        questions, lambda text, kind: TextToTextExample(text, _ANSWERS[kinds[kind]])
+    )
 
 
-def _spans(world: int) -> tuple[tuple[str, ...], Splits]:
+def _spans(world: int) -> LabelledSplits:
     """Questions answered by a name in a text: which of the names is it?"""
 
     def span(question: str, text: str, answer: str) -> SpanExample:
@@ -98,46 +101,44 @@ def _spans(world: int) -> tuple[tuple[str, ...], Splits]:
             return SpanExample(question, text, ())
         return SpanExample(question, text, (answer,), text.index(answer))
 
-    return (), _made(sample.spans(world), span)
+    return (), _examples(sample.spans(world), span)
 
 
-def _tags(world: int) -> tuple[tuple[str, ...], Splits]:
+def _tags(world: int) -> LabelledSplits:
     """Questions whose names are to be tagged: a name is an entity of the type that it has."""
     sentences = sample.tags(world)
     labels = schemes.labels_of(chain.from_iterable(tags for _, tags in sentences["train"]), "bio")
-    return labels, _made(
+    return labels, _examples(
         sentences, lambda words, tags: TagExample.of_words(words, [*map(labels.index, tags)])
     )
 
 
-def _choices(world: int) -> tuple[tuple[str, ...], Splits]:
+def _choices(world: int) -> LabelledSplits:
     """Choices: which of the sentences is about the one name in the context?"""
     choices = sample.choices(world)
-    return (), _made(choices, lambda text, among, right: ChoiceExample(text, among, "", right))
+    return (), _examples(choices, lambda text, among, right: ChoiceExample(text, among, "", right))
 
 
-def _dialog(world: int) -> tuple[tuple[str, ...], Splits]:
+def _dialog(world: int) -> LabelledSplits:
     """Dialogs: what is said of the name that is asked about?"""
 
     def turn(persona: list[str], history: list[str], replies: list[str]) -> DialogExample:
         return DialogExample(persona, history, replies, len(replies) - 1)
 
-    return (), _made(sample.dialogs(world), turn)
+    return (), _examples(sample.dialogs(world), turn)
 
 
-def _chat(world: int) -> tuple[tuple[str, ...], Splits]:
+def _chat(world: int) -> LabelledSplits:
     """Conversations that tell one made-up fact each."""
 
     def conversation(question: str, answer: str) -> ChatExample:
-        said = {"user": question, ASSISTANT: answer}
-        return ChatExample([{"role": role, "content": text} for role, text in said.items()])
+        turns = {"user": question, ASSISTANT: answer}
+        return ChatExample([{"role": role, "content": text} for role, text in turns.items()])
 
-    return (), _made(sample.facts(world), conversation)
+    return (), _examples(sample.facts(world), conversation)
 
 
-SAMPLES: Mapping[
-    str, tuple[type[Task], Callable[[int], tuple[tuple[str, ...], Splits]]]
-] = {
+SAMPLES: Mapping[str, tuple[type[Task], Callable[[int], LabelledSplits]]] = {
     "questions": (ClassificationTask, _questions),
     "pairs": (ClassificationTask, _pairs),
     "numbers": (RegressionTask, _numbers),
@@ -180,7 +181,7 @@ class EmbeddedSample(LabelledSource):
             length=length, labelled=labelled, duplicates=duplicates, conflicts=conflicts
         )
         one_of("sample", sample, SAMPLES, ValueError)
-        task, self._made = SAMPLES[sample]
+        task, self._build_splits = SAMPLES[sample]
         self.sample, self.world = sample, world
         self._task = build(task.node(**options), "data", task)
 
@@ -188,6 +189,6 @@ class EmbeddedSample(LabelledSource):
     def kind(self) -> type[Task]:
         return type(self._task)
 
-    def given(self, data_dir: Path) -> LabelledData:
-        labels, splits = self._made(self.world)
+    def given_splits(self, data_dir: Path) -> LabelledData:
+        labels, splits = self._build_splits(self.world)
         return LabelledData(f"sample_{self.sample}", labels, splits, self._task.as_node())

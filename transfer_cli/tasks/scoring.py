@@ -16,39 +16,39 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def normalised(text: str) -> str:
+def normalise_answer(text: str) -> str:
     """Return an answer as it is compared; the order of the steps is that of the script."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact(given: str, predicted: str) -> float:
+def exact_match(given: str, predicted: str) -> float:
     """Return 1 if two answers are equal, else 0."""
-    return float(normalised(given) == normalised(predicted))
+    return float(normalise_answer(given) == normalise_answer(predicted))
 
 
-def f1(given: str, predicted: str) -> float:
+def word_f1(given: str, predicted: str) -> float:
     """Return the F1 of the words of two answers; of no words at all, whether both have none."""
-    words, others = normalised(given).split(), normalised(predicted).split()
+    words, others = normalise_answer(given).split(), normalise_answer(predicted).split()
     if not words or not others:
         return float(words == others)
     same = sum((Counter(words) & Counter(others)).values())
     return 2 * same / (len(words) + len(others))
 
 
-def best_of(score: Callable[[str, str], float], answers: Sequence[str], predicted: str) -> float:
+def best_score(score: Callable[[str, str], float], answers: Sequence[str], predicted: str) -> float:
     """Return the score against the answer that people gave which fits best.
 
     Those of which nothing is left are not counted; where there are no others, "" is right.
     """
-    return max(score(given, predicted) for given in counted(answers))
+    return max(score(given, predicted) for given in non_empty_answers(answers))
 
 
-def counted(answers: Sequence[str]) -> list[str]:
+def non_empty_answers(answers: Sequence[str]) -> list[str]:
     """Return the answers that count."""
-    return [answer for answer in answers if normalised(answer)] or [""]
+    return [answer for answer in answers if normalise_answer(answer)] or [""]
 
 
-def best_threshold(
+def best_null_threshold(
     margins: npt.NDArray[np.float64],
     answered: npt.NDArray[np.float64],
     unanswered: npt.NDArray[np.float64],

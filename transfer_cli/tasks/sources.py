@@ -24,12 +24,12 @@ import numpy as np
 
 from transfer_cli.config.build import build
 from transfer_cli.data import equal_texts, readers
-from transfer_cli.data.documents import OF_TABLES, check_disjoint, files_of_one_format
-from transfer_cli.data.equal_texts import Keys, folded, keys_of, together, united
+from transfer_cli.data.documents import TABLE_SUFFIXES, check_disjoint, files_of_one_format
+from transfer_cli.data.equal_texts import Keys, fold_text, group_positions, text_keys, union_keys
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Whole
 from transfer_cli.data.wanted import ANY, Wanted
-from transfer_cli.errors import DataError, check_share, listed, raised_as
+from transfer_cli.errors import DataError, check_share, list_names, raised_as
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task
 
@@ -64,7 +64,7 @@ class LabelledSource(TaskData):
         return 0.0
 
     @abstractmethod
-    def given(self, data_dir: Path) -> LabelledData:
+    def given_splits(self, data_dir: Path) -> LabelledData:
         """Return the splits that there are, all of whose labels are among those of `train`."""
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
@@ -72,34 +72,34 @@ class LabelledSource(TaskData):
         task.check(train, where)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
-        data = self.given(data_dir)
+        data = self.given_splits(data_dir)
         task: Task = build(data.task, "data", Task, labels=data.labels)
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
-        where, whole = data.source("train"), len(splits["train"])
+        where, total = data.source("train"), len(splits["train"])
         keys = {
-            name: keys_of(map(task.equal_by, examples), len(examples))
+            name: text_keys(map(task.equal_by, examples), len(examples))
             for name, examples in splits.items()
         }
-        train, kept = self._without_doubles(task, splits["train"], keys["train"], where)
+        train, train_keys = self._without_duplicates(task, splits["train"], keys["train"], where)
         self.check(task, train, where)
-        say_overlap(splits, keys, where, task.texts)
-        say_near(splits, keys, where, task.equal_by)
+        log_overlap(splits, keys, where, task.texts)
+        log_near_duplicates(splits, keys, where, task.equal_by)
         seen = {
             name: np.flatnonzero(equal_texts.are_among(of_split, keys["train"])).tolist()
             for name, of_split in keys.items()
             if name != "train"
         }
         part_of, left_out, rest = {}, list[str](), tuple[Any, ...]()
-        if len(train) < whole:
-            left_out.append(f"{whole - len(train):,} are dropped, equal to others")
+        if len(train) < total:
+            left_out.append(f"{total - len(train):,} are dropped, equal to others")
         if "validation" not in splits:
-            held = held_out(task, train, self.share, seed, where, kept)
+            held = hold_out_groups(task, train, self.share, seed, where, train_keys)
             splits["validation"] = tuple(train[at] for at in sorted(held))
-            train, kept = _without(train, held), kept and _without(kept, held)
-            part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
+            train, train_keys = _without(train, held), train_keys and _without(train_keys, held)
+            part_of["validation"] = Whole(where, total, (f"{len(train):,} are left to train on",))
             left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
-            few, cut = keep_few(task.strata(train), self.labelled, seed, where, kept)
+            few, cut = keep_few(task.strata(train), self.labelled, seed, where, train_keys)
             others = _without(train, few | cut)
             if others:
                 left_out.append(f"{len(others):,} are beyond data.labelled")
@@ -107,21 +107,21 @@ class LabelledSource(TaskData):
                 left_out.append(f"{len(cut):,} are, too, and equal to some within")
             train, rest = [train[at] for at in sorted(few)], tuple(map(task.unlabelled, others))
         if left_out:
-            part_of["train"] = Whole(where, whole, tuple(left_out))
+            part_of["train"] = Whole(where, total, tuple(left_out))
         splits["train"] = tuple(task.learnt_from(train, seed))
         node = {**task.as_node(), **task.facts(train)}
         return replace(data, splits=splits, part_of=part_of, rest=rest, task=node, seen=seen)
 
-    def _without_doubles(
+    def _without_duplicates(
         self, task: Task, train: Sequence[Any], keys: Keys, where: str
     ) -> tuple[Sequence[Any], Sequence[Hashable] | None]:
         """Return the training examples that stay, and their keys by which they are drawn."""
         numbers = keys.tolist()
-        equal = [places for places in together(numbers) if len(places) > 1]
+        equal = [places for places in group_positions(numbers) if len(places) > 1]
         drawn_by = None if self.duplicates == "keep" else numbers
         if not equal:
             return train, drawn_by
-        answers = [[_answer(task, train[at]) for at in places] for places in equal]
+        answers = [[_answer_key(task, train[at]) for at in places] for places in equal]
         disagree = sum(len(set(of_text)) > 1 for of_text in answers)
         what = {
             "together": "no drawn split parts them",
@@ -141,25 +141,25 @@ class LabelledSource(TaskData):
             kept = places[of_text.index(Counter(of_text).most_common(1)[0][0])]
             if len(set(of_text)) > 1 and self.conflicts == "refuse":
                 raise DataError(
-                    f"{where}: the labels of {_shown(task.texts(train[kept]))}, which stands "
+                    f"{where}: the labels of {_shortened(task.texts(train[kept]))}, which stands "
                     f"there {len(places)} times, disagree, as do those of {disagree:,} texts in "
                     "all. Set data.conflicts to majority or drop, or data.duplicates to together"
                 )
-            is_gone = len(set(of_text)) > 1 and self.conflicts == "drop"
-            dropped.update(at for at in places if at != kept or is_gone)
+            drops_all = len(set(of_text)) > 1 and self.conflicts == "drop"
+            dropped.update(at for at in places if at != kept or drops_all)
         if len(dropped) == len(train):
             raise DataError(f"{where}: data.conflicts=drop leaves nothing; say majority")
-        stay = [at for at in range(len(train)) if at not in dropped]
-        return [train[at] for at in stay], [numbers[at] for at in stay]
+        remaining = [at for at in range(len(train)) if at not in dropped]
+        return [train[at] for at in remaining], [numbers[at] for at in remaining]
 
 
-def _answer(task: Task, example: Any) -> Hashable:
+def _answer_key(task: Task, example: Any) -> Hashable:
     """Return what people said of an example: its labels, or else the text that they wrote."""
-    said = tuple(task.labels_of(example))
-    return said or folded(task.texts(example)[len(task.equal_by(example)) :])
+    labels = tuple(task.labels_of(example))
+    return labels or fold_text(task.texts(example)[len(task.equal_by(example)) :])
 
 
-def held_out(
+def hold_out_groups(
     task: Task,
     train: Sequence[Any],
     share: float,
@@ -174,8 +174,8 @@ def held_out(
     groups = [task.group(example) for example in train]
     if set(groups) == {None}:
         return hold_out(task.strata(train), share, seed, where, keys)
-    places = together(groups if keys is None else united(map(folded, groups), keys))
-    held = hold_out([0] * len(places), share, seed, where)
+    places = group_positions(groups if keys is None else union_keys(map(fold_text, groups), keys))
+    held = hold_out([0] * len(places), share, seed, where, noun="groups that stay together")
     return {at for number in held for at in places[number]}
 
 
@@ -187,7 +187,7 @@ class LabelledFiles(LabelledSource):
     `data`; those that are called as fields of the task are the task's as well.
 
     Args:
-        train: A file, a folder, a glob, a split of the hub (`hub_client.located`), or a list.
+        train: A file, a folder, a glob, a split of the hub (`hub_client.resolve_path`), or a list.
         validation: The same. Without it a share of the training examples is held out.
         test: The same; without it there is no test set.
         validation_share: The share of the training examples held out, in (0, 1).
@@ -198,7 +198,7 @@ class LabelledFiles(LabelledSource):
     read_as_trained: ClassVar[tuple[str, ...]] = ()
     """Options with which a run's own data were read, and with which other tables are."""
 
-    suffixes: ClassVar[tuple[str, ...]] = OF_TABLES
+    suffixes: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
     """Of the files of a folder that are read."""
 
     train: str | list[str]
@@ -280,26 +280,26 @@ class LabelledFiles(LabelledSource):
             unknown = next((label for label in answers if label not in labels), None)
             if labels and unknown is not None:
                 raise DataError(
-                    f"{listed(files, 1)}: {unknown!r} is not among the labels of "
-                    f"{listed(paths[first], 1)}."
+                    f"{list_names(files, 1)}: {unknown!r} is not among the labels of "
+                    f"{list_names(paths[first], 1)}."
                 )
         return LabelledData(paths[first][0].stem, labels, splits, task.as_node(), files=paths)
 
-    def given(self, data_dir: Path) -> LabelledData:
+    def given_splits(self, data_dir: Path) -> LabelledData:
         return self.examples(self.paths)
 
-    def whole(self, columns: Wanted) -> LabelledData:
+    def as_input_split(self, columns: Wanted) -> LabelledData:
         """Return all examples of the training files as one split, `input`, to score a run on."""
         files = self.files_of(self.train, INPUT)
         data = self.examples({INPUT: files}, columns)
-        part_of = {INPUT: Whole(listed(files, 1), len(data.splits[INPUT]), ()), **data.part_of}
+        part_of = {INPUT: Whole(list_names(files, 1), len(data.splits[INPUT]), ()), **data.part_of}
         return replace(data, files={"train": files}, part_of=part_of)
 
 
-_MOST = 0.5
+_HIGH_OVERLAP = 0.5
 """The share of the smaller split from which on it is a mistake rather than a few texts."""
 
-_LONGEST = 60
+_MAX_SHOWN = 60
 """Characters of a text that is named."""
 
 
@@ -315,7 +315,7 @@ def _units(
 ) -> tuple[list[_Unit], dict[int, int]]:
     """Return the units in random order, and how many examples those of each stratum have."""
     units = []
-    for places in together(range(len(strata)) if keys is None else keys):
+    for places in group_positions(range(len(strata)) if keys is None else keys):
         stratum = strata[places[0]]
         if len(places) > 1:
             [(stratum, _)] = Counter(strata[at] for at in places).most_common(1)
@@ -335,6 +335,7 @@ def hold_out(
     seed: int,
     where: str,
     keys: Iterable[Hashable] | None = None,
+    noun: str = "examples",
 ) -> set[int]:
     """Return the places of a share of the training examples.
 
@@ -346,9 +347,10 @@ def hold_out(
         share: The share to hold out, in (0, 1).
         seed: The run's; the draw depends on nothing else.
         keys: Of each example; None: all differ.
+        noun: What is drawn, in messages.
     """
     units, counts = _units(strata, keys, derive(seed, "validation split"))
-    room = _proportional(counts, int(share * len(strata)))
+    room = _proportional_quotas(counts, int(share * len(strata)))
     left, staying, chosen = sum(room.values()), Counter(strata), set[int]()
     # What no unit of a stratum fits into, those of others fill.
     for is_first in (True, False):
@@ -356,17 +358,17 @@ def hold_out(
             size = len(unit.places)
             if size > (room[unit.stratum] if is_first else left) or unit.places[0] in chosen:
                 continue
-            gone = Counter(strata[at] for at in unit.places)
-            if all(staying[stratum] > count for stratum, count in gone.items()):
+            taken = Counter(strata[at] for at in unit.places)
+            if all(staying[stratum] > count for stratum, count in taken.items()):
                 chosen.update(unit.places)
-                staying -= gone
+                staying -= taken
                 room[unit.stratum] -= size
                 left -= size
     if not chosen:
         texts = f", {len(units)} different texts, which data.duplicates keeps together"
         raise DataError(
             f"{where}: a validation share of {share} leaves nothing to validate on "
-            f"({len(strata)} examples of {len(counts)} classes"
+            f"({len(strata)} {noun} of {len(counts)} classes"
             f"{texts * (len(units) < len(strata))}). Raise it or name a validation file."
         )
     return chosen
@@ -393,7 +395,7 @@ def keep_few(
     if labelled > len(strata):
         raise DataError(
             f"{where}: labelled={labelled}, but there are only {len(strata)} training examples. "
-            f"Set data.labelled to at most that."
+            "Set data.labelled to at most that."
         )
     room, chosen, beyond = _nested_quotas(counts, labelled), set[int](), set[int]()
     for unit in units:
@@ -408,7 +410,7 @@ def _without(examples: Sequence[Any], places: Container[int]) -> tuple[Any, ...]
     return tuple(example for at, example in enumerate(examples) if at not in places)
 
 
-def _proportional(counts: Mapping[int, int], total: int) -> dict[int, int]:
+def _proportional_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     """Divide `total` by largest remainder, leaving at least one of each class behind."""
     whole = sum(counts.values())
     exact = {number: total * count / whole for number, count in counts.items()}
@@ -444,7 +446,7 @@ def _nested_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     return quotas
 
 
-def say_overlap(
+def log_overlap(
     splits: Mapping[str, Sequence[Any]],
     keys: Mapping[str, Keys],
     where: str,
@@ -462,26 +464,21 @@ def say_overlap(
             continue
         share = len(shared) / len(keys[small])
         log.log(
-            logging.WARNING if share > _MOST else logging.INFO,
+            logging.WARNING if share > _HIGH_OVERLAP else logging.INFO,
             "%s: %s of the %s texts of %s (%.1f %%) are in %s, too, such as %s%s",
-            where,
-            f"{len(shared):,}",
-            f"{len(keys[small]):,}",
-            small,
-            100 * share,
-            large,
-            _shown(texts(splits[small][int(shared[0])])),
-            "; what is measured there says little about new texts" if share > _MOST else "",
-        )
+            where, f"{len(shared):,}", f"{len(keys[small]):,}", small, 100 * share, large,
+            _shortened(texts(splits[small][int(shared[0])])),
+            "; what is measured there says little about new texts" if share > _HIGH_OVERLAP else "",
+        )  # fmt: skip
 
 
-def say_near(
+def log_near_duplicates(
     splits: Mapping[str, Sequence[Any]],
     keys: Mapping[str, Keys],
     where: str,
     texts: Callable[[Any], Sequence[str]],
 ) -> None:
-    """Log how many texts are nearly equal to others, in any splits; see `say_overlap`.
+    """Log how many texts are nearly equal to others, in any splits; see `log_overlap`.
 
     Of many texts the first are compared, those of training last.
     """
@@ -496,10 +493,10 @@ def say_near(
         log.info(
             "%s: %s of %s%s different texts are nearly equal to others, such as %s and %s",
             where, f"{len(near):,}", "the first " * (len(looked_at) < len(first)),
-            f"{len(looked_at):,}", _shown(compared[one]), _shown(compared[other]),
+            f"{len(looked_at):,}", _shortened(compared[one]), _shortened(compared[other]),
         )  # fmt: skip
 
 
-def _shown(texts: Sequence[str]) -> str:
+def _shortened(texts: Sequence[str]) -> str:
     text = texts[0]
-    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...")
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} ...")

@@ -14,18 +14,18 @@ from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.label_names import (
     LabelRules,
-    joined_by,
-    look_over,
-    say_differences,
-    say_numbers,
+    label_separator,
+    log_label_differences,
+    warn_of_numbers,
+    warn_of_unclear_labels,
 )
 from transfer_cli.data.labelled import INPUT, Example, LabelledData
 from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.records import MAX_LABELS, Record, label_of, text_of, value_of
 from transfer_cli.data.split import Whole
-from transfer_cli.data.table import Refuse, Skipped, open_table, say_skipped, sound_rows
-from transfer_cli.data.wanted import ANY, LABEL, TEXT, Chosen, Wanted, typed
-from transfer_cli.errors import DataError, at_least, listed, nearest
+from transfer_cli.data.table import Refuse, Skipped, open_table, sound_rows, warn_of_skipped
+from transfer_cli.data.wanted import ANY, LABEL, TEXT, Chosen, Wanted, parse_columns
+from transfer_cli.errors import DataError, at_least, did_you_mean, list_names
 from transfer_cli.progress import progress
 from transfer_cli.runs.directory import HUB
 from transfer_cli.tasks.base import Task
@@ -64,23 +64,23 @@ class TableRows:
     columns: Chosen
     skipped: Skipped
 
-    def check_like(self, first: "TableRows", asked: Wanted) -> None:
+    def check_same_columns(self, first: "TableRows", asked: Wanted) -> None:
         """Refuse a table that has other columns than the first one of its split.
 
         Where text and label were typed, no others matter.
         """
         both = {self.path: self, first.path: first}
         alone = [
-            f"{listed((repr(name[:80]) for name in names), 4)} in {path} alone"
+            f"{list_names((repr(name[:80]) for name in names), 4)} in {path} alone"
             for path, other in zip(both, reversed(both.values()), strict=True)
             if (names := [name for name in both[path].names if name not in other.names])
         ]
         is_typed = (asked.text or asked.texts) and (asked.label or asked.labels)
-        if self.columns.asked() != first.columns.asked() or (alone and not is_typed):
-            keys, said = asked.keys, " and ".join(alone) or "they are in another order"
+        if self.columns.as_wanted() != first.columns.as_wanted() or (alone and not is_typed):
+            keys, difference = asked.keys, " and ".join(alone) or "they are in another order"
             raise DataError(
-                f"{self.path} has other columns than {first.path}: {said}. To read two that both "
-                f"have, say {keys}{TEXT}=COLUMN {keys}{LABEL}=COLUMN."
+                f"{self.path} has other columns than {first.path}: {difference}. To read two that "
+                f"both have, say {keys}{TEXT}=COLUMN {keys}{LABEL}=COLUMN."
             )
 
 
@@ -89,7 +89,7 @@ class Table(LabelledFiles):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
     With the extra `tables`, Parquet files and sheets of spreadsheets as well, with `hf`
-    splits of the hub's data sets, too (`hub_client.located`). What is not said of a table is
+    splits of the hub's data sets, too (`hub_client.resolve_path`). What is not said of a table is
     recognised in each file by itself: see `layout` and `columns`.
 
     The labels are those of the training file, sorted (as numbers when all are whole numbers).
@@ -109,7 +109,7 @@ class Table(LabelledFiles):
         format: `csv`, `tsv`, `jsonl`, `parquet` or `xlsx`; None to go by the files' names.
         errors: Whether a row that cannot be read stops all, or is left out and counted.
         truncate: Which of two texts is cut where they are too long together, see
-            `encoded_task.kept`.
+            `encoded_task.kept_sizes`.
         merge_labels: Whether spellings of a label are joined, see `LabelRules`; so are
         least: what is a rare label, and
         rare: what becomes of it.
@@ -163,65 +163,69 @@ class Table(LabelledFiles):
     def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; other files are read from the columns of the first if they can."""
         keys = "" if INPUT in paths else "data."
-        tables: dict[str, list[TableRows]] = {}
+        asked, tables = replace(self.columns, keys=keys), dict[str, list[TableRows]]()
         for split, files in paths.items():
             tables[split] = []
             for path in files:
-                table = self._rows(path, columns, keys, is_only=len(files) == 1)
-                columns = next(chain(*tables.values(), [table])).columns.asked()
-                table.check_like(next(iter(tables[split]), table), replace(self.columns, keys=keys))
+                table = self._read_rows(path, columns, keys, is_only=len(files) == 1)
+                columns = next(chain(*tables.values(), [table])).columns.as_wanted()
+                table.check_same_columns(next(iter(tables[split]), table), asked)
                 tables[split].append(table)
-        say_skipped([table.skipped for table in chain(*tables.values())])
-        rows = {split: [*chain(*(table.rows for table in of))] for split, of in tables.items()}
+        warn_of_skipped([table.skipped for table in chain(*tables.values())])
+        rows = {split: [*chain(*(file.rows for file in files))] for split, files in tables.items()}
         first = next(iter(paths))
         labels = self.labels(rows[first])
-        if labels and first != INPUT:  # there a run says what its labels are, see `numbered_as`
-            rows = self._renamed(rows, listed(paths[first], 1))
+        if (
+            labels and first != INPUT
+        ):  # there a run says what its labels are, see `with_label_numbers`
+            rows = self._relabel(rows, list_names(paths[first], 1))
             labels = self.labels(rows[first])
         if labels and len(paths[first]) > 1:
             by_file: dict[object, set[str]] = {}
             for row in rows[first]:
                 by_file.setdefault(row.file, set()).update(row.labels)
-            say_differences(by_file)
+            log_label_differences(by_file)
         splits = {
-            split: self.of_rows(of_split, labels, listed(paths[split], 1), split)
+            split: self.build_examples(of_split, labels, list_names(paths[split], 1), split)
             for split, of_split in rows.items()
         }
         node = self.task.node(**self.options())
         part_of = {
             split: Whole(
-                listed(paths[split], 1), len(rows[split]) + count, (f"{count:,} cannot be read",)
+                list_names(paths[split], 1),
+                len(rows[split]) + count,
+                (f"{count:,} cannot be read",),
             )
-            for split, of in tables.items()
-            if (count := sum(table.skipped.count for table in of))
+            for split, of_split in tables.items()
+            if (count := sum(table.skipped.count for table in of_split))
         }
         return LabelledData(
-            paths[first][0].stem, labels, splits, node, part_of, paths, cells=self.cells,
-            called=self._rules.among,
+            paths[first][0].stem, labels, splits, node, part_of, paths, cells=self.column_by_line,
+            called=self._rules.known_name,
         )  # fmt: skip
 
-    def _renamed(self, rows: Mapping[str, list[TableRow]], where: str) -> dict[str, list[TableRow]]:
+    def _relabel(self, rows: Mapping[str, list[TableRow]], where: str) -> dict[str, list[TableRow]]:
         """Return the rows of each split, training's first, with labels as they are learnt."""
         renamed: dict[str, list[TableRow]] = {}
         learnt: list[str] = []
         for split, of_split in rows.items():
             counts = Counter(chain.from_iterable(row.labels for row in of_split))
             if learnt:
-                names = {label: self._rules.among(label, learnt) for label in counts}
+                names = {label: self._rules.known_name(label, learnt) for label in counts}
             else:
-                names = self._rules.learnt(counts, where)
+                names = self._rules.learnt_names(counts, where)
                 learnt = [*dict.fromkeys(filter(None, names.values()))]
-            gone = sum(counts[label] for label, name in names.items() if name is None)
-            if gone and renamed:
+            num_dropped = sum(counts[label] for label, name in names.items() if name is None)
+            if num_dropped and renamed:
                 log.warning(
                     "%s: %s of its labels were not learnt (data.rare=drop) and are left out",
-                    split, f"{gone:,}",
+                    split, f"{num_dropped:,}",
                 )  # fmt: skip
             is_same = all(label == name for label, name in names.items())
-            renamed[split] = of_split if is_same else [*self._with_names(of_split, names)]
+            renamed[split] = of_split if is_same else [*self._relabelled_rows(of_split, names)]
         return renamed
 
-    def _with_names(
+    def _relabelled_rows(
         self, rows: Iterable[TableRow], names: Mapping[str, str | None]
     ) -> Iterator[TableRow]:
         """Yield rows with the names of their labels; of one label, without those that have none."""
@@ -236,33 +240,33 @@ class Table(LabelledFiles):
         names = chain.from_iterable(row.labels for row in train) if self.named else ()
         return sorted_labels(names)
 
-    def of_rows(
+    def build_examples(
         self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[Any]:
         """Return the examples in the rows of a split, whose labels are among those of `train`."""
-        numbers = numbers_of(rows, labels, where, split) if self.named else [()] * len(rows)
-        return [self.example(row, of_row) for row, of_row in zip(rows, numbers, strict=True)]
+        numbers = label_numbers(rows, labels, where, split) if self.named else [()] * len(rows)
+        return [self.build_example(row, of_row) for row, of_row in zip(rows, numbers, strict=True)]
 
-    def example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
+    def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
         """Return the example in a row, given the numbers of its labels."""
         return Example(row.text, numbers[0], row.pair, row.line, row.file)
 
-    def cells(self, path: Path, column: str) -> dict[int, str]:
+    def column_by_line(self, path: Path, column: str) -> dict[int, str]:
         """Return what stands in a column, by line."""
         asked = replace(self.columns, keys="")
         with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped(str(path)) if self.errors == "skip" else readers.refuse)
             return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
-    def row_of(
+    def read_row(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         """Return what is read of a record; equal labels are one text in memory."""
-        text = text_of(columns.joined(record, name), columns.text, name)
+        text = text_of(columns.join_texts(record, name), columns.text, name)
         pair = None if columns.pair is None else text_of(record, columns.pair, name)
-        return TableRow(record.line, text, self.label_in(record, columns, name, labels), pair)
+        return TableRow(record.line, text, self.read_label(record, columns, name, labels), pair)
 
-    def label_in(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> Any:
+    def read_label(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> Any:
         """Return what is said of a row: here its label."""
         label = label_of(record, columns.label, name)
         return labels.setdefault(label, label)
@@ -270,7 +274,7 @@ class Table(LabelledFiles):
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
         """See `LabelledSource`; labels that are surely several, joined, are told of."""
         labels = task.labels
-        mark = joined_by(labels)
+        mark = label_separator(labels)
         if mark is not None:
             log.warning(
                 "%s: labels such as %r look like several in a row; to learn them one by one: "
@@ -280,23 +284,25 @@ class Table(LabelledFiles):
         super().check(task, train, where)
         if not self.named:
             return
-        given = Counter(example.label for example in train)
-        counts = {label: given[number] for number, label in enumerate(labels)}
-        look_over(counts, where)
-        say_numbers(counts, where)
+        count_of = Counter(example.label for example in train)
+        counts = {label: count_of[number] for number, label in enumerate(labels)}
+        warn_of_unclear_labels(counts, where)
+        warn_of_numbers(counts, where)
 
     @property
     def columns(self) -> Wanted:
         """The columns as they were typed."""
-        return replace(typed(self.text, self.pair, self.label, self.join), numbers=self.numbers)
+        return replace(
+            parse_columns(self.text, self.pair, self.label, self.join), numbers=self.numbers
+        )
 
     def _format_of(self, path: Path, keys: str) -> str:
         table_format = self.format or readers.format_of(path)
         if table_format is None:
-            raise readers.unknown_format(path, keys)
+            raise readers.unknown_format_error(path, keys)
         return table_format
 
-    def _rows(self, path: Path, other: Wanted, keys: str, *, is_only: bool) -> TableRows:
+    def _read_rows(self, path: Path, other: Wanted, keys: str, *, is_only: bool) -> TableRows:
         """Return the rows of a file, from the columns `other` of another file if it has them."""
         asked = replace(self.columns, keys=keys)
         skipped = Skipped(str(path))
@@ -307,10 +313,10 @@ class Table(LabelledFiles):
         ):
             columns = table.columns(asked, other)
             labels: dict[str, str] = {}
-            read = partial(self.row_of, columns=columns, name=str(path), labels=labels)
+            read_row = partial(self.read_row, columns=columns, name=str(path), labels=labels)
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
             rows = list[TableRow]()
-            for row in sound_rows(table, columns.read, read, on_error):
+            for row in sound_rows(table, columns.names, read_row, on_error):
                 more(row.line - (rows[-1].line if rows else 0))
                 rows.append(row if is_only else replace(row, file=file))
                 if len(labels) > self.most_labels:
@@ -359,7 +365,7 @@ def sorted_labels(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def numbers_of(
+def label_numbers(
     rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
 ) -> list[tuple[int, ...]]:
     """Return the numbers of each row's labels, all of which must occur in training."""
@@ -370,6 +376,6 @@ def numbers_of(
         more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
         raise DataError(
             f"{row.file or where}, line {row.line}: the label {first!r}{more} of {split} is not "
-            f"among the {len(labels)} labels of train.{nearest(first, labels)}"
+            f"among the {len(labels)} labels of train.{did_you_mean(first, labels)}"
         )
     return [tuple(numbers[label] for label in row.labels) for row in rows]

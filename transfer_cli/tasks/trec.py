@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transfer_cli.data import catalog, readers
 from transfer_cli.data.labelled import Example, LabelledData
-from transfer_cli.errors import DataError, check_share, nearest
+from transfer_cli.errors import DataError, check_share, did_you_mean
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.sources import LabelledSource
@@ -25,7 +25,7 @@ _FINE_NAMES = {
 
 COARSE_LABELS = tuple(_FINE_NAMES)
 
-_WORDS = {
+_LABEL_WORDS = {
     "ABBR": "expression", "DESC": "description", "ENTY": "thing", "HUM": "person",
     "LOC": "place", "NUM": "number",
 }  # fmt: skip
@@ -60,7 +60,7 @@ class Trec(LabelledSource):
     def share(self) -> float:
         return self.validation
 
-    def given(self, data_dir: Path) -> LabelledData:
+    def given_splits(self, data_dir: Path) -> LabelledData:
         labels = FINE_LABELS if self.fine else COARSE_LABELS
         paths = {split: catalog.find_trec(split, data_dir) for split in catalog.TREC}
         splits = {
@@ -71,7 +71,7 @@ class Trec(LabelledSource):
             for split, path in paths.items()
         }
         name = "trec50" if self.fine else "trec6"
-        words = {} if self.fine else _WORDS
+        words = {} if self.fine else _LABEL_WORDS
         node = ClassificationTask.node()
         files = {split: [path] for split, path in paths.items()}
         return LabelledData(name, labels, splits, node, files=files, words=words)
@@ -84,6 +84,6 @@ def _read(path: Path) -> Iterator[tuple[str, str]]:
         if not space or label not in FINE_LABELS:
             raise DataError(
                 f"{path}, line {number}: begins with {label[:40]!r}, expected a label such as "
-                f"NUM:date and a space.{nearest(label, FINE_LABELS)}"
+                f"NUM:date and a space.{did_you_mean(label, FINE_LABELS)}"
             )
         yield text.strip(" "), label

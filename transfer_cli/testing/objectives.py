@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from transfer_cli.batch import IGNORE, Batch, size
+from transfer_cli.batch import IGNORE, Batch, batch_size
 from transfer_cli.data.split import TextStats
-from transfer_cli.engine.gradient_cache import with_gradients
-from transfer_cli.metrics import find
+from transfer_cli.engine.gradient_cache import add_output_gradients
+from transfer_cli.metrics import find_metric
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.encoder_decoder import backbone_of
+from transfer_cli.model.encoder_decoder import build_backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import Answering
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
@@ -65,7 +65,7 @@ def make_case(objective: Objective, info: TaskInfo, batch: Batch) -> ObjectiveCa
         direction=objective.direction or "causal",
     )  # fmt: skip
     objective.setup(info)
-    backbone = backbone_of(shape, info.vocabulary.size)
+    backbone = build_backbone(shape, info.vocabulary.size)
     model = TransferModel(backbone, objective.modules(backbone)).eval()
     randomize(model)
     return ObjectiveCase(objective, model, batch)
@@ -77,7 +77,7 @@ def preparing_repeats(case: ObjectiveCase) -> None:
     first, second = _prepared(case, case.batch), _prepared(case, case.batch)
     claim(_equal(case.batch, before), "prepare changes the batch that it is given")
     claim(_equal(first, second), "prepare draws something that does not come from its noise")
-    for row in range(size(case.batch)):
+    for row in range(batch_size(case.batch)):
         alone = _prepared(case, _rows(case.batch, [row]))
         claim(
             _equal(alone, _as_wide(_rows(first, [row]), alone)),
@@ -99,7 +99,7 @@ def counts_match_what_contributes(case: ObjectiveCase) -> None:
         claim(same, f"{where} names {sorted(terms)}, weights {sorted(names)}")
     (gradient_BTD,) = torch.autograd.grad(torch.stack([*sums.values()]).sum(), encoded.top)
     contributes_BT = gradient_BTD.any(-1).view_as(batch["mask"])
-    for row in range(size(batch)):
+    for row in range(batch_size(batch)):
         alone = objective.counts(_rows(batch, [row]))
         claim(
             bool(contributes_BT[row].any()) == any(alone.values()),
@@ -118,18 +118,18 @@ def sums_add_up_over_halves(case: ObjectiveCase) -> None:
     Of a loss that compares the examples of a step, a half is told what the others are.
     """
     batch = _prepared(case, case.batch)
-    middle = size(batch) // 2
-    halves = [_rows(batch, range(middle)), _rows(batch, range(middle, size(batch)))]
+    middle = batch_size(batch) // 2
+    halves = [_rows(batch, range(middle)), _rows(batch, range(middle, batch_size(batch)))]
     counts = [case.objective.counts(half) for half in halves]
     is_compared = isinstance(case.objective, Answering) and bool(case.objective.compares)
     if isinstance(case.objective, Answering) and is_compared:
         encoded = [Encoding(case.model, half) for half in halves]
         both = zip(halves, encoded, strict=True)
         outputs = [case.objective.outputs(case.model, *pair).detach() for pair in both]
-        halves = with_gradients(case.objective, halves, outputs, [True, True])
+        halves = add_output_gradients(case.objective, halves, outputs, [True, True])
     losses = [_losses(case, half) for half in halves]
     if is_compared:
-        _same_gradient(case, _losses(case, batch), losses)
+        _claim_same_gradient(case, _losses(case, batch), losses)
     for term, count in case.objective.counts(batch).items():
         parts = [part[term] for part in counts]
         claim(sum(parts) == count, f"{term}: counts {count}, and its halves {parts}")
@@ -137,16 +137,16 @@ def sums_add_up_over_halves(case: ObjectiveCase) -> None:
         _close(whole, losses[0][term] + losses[1][term], f"{term}: no sum over the examples")
 
 
-def _same_gradient(
+def _claim_same_gradient(
     case: ObjectiveCase, whole: dict[str, Tensor], parts: list[dict[str, Tensor]]
 ) -> None:
     weights = list(case.model.backbone.parameters())
     sums = [torch.stack([*losses.values()]).sum() for losses in (whole, *parts)]
-    of_whole, *of_parts = (
+    whole_gradients, *part_gradients = (
         torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
         for total in sums
     )
-    for gradient, *summed in zip(of_whole, *of_parts, strict=True):
+    for gradient, *summed in zip(whole_gradients, *part_gradients, strict=True):
         _close(gradient, torch.stack(summed).sum(0), "the gradient is no sum over the examples")
 
 
@@ -199,7 +199,7 @@ def outcomes_add_up(case: ObjectiveCase) -> None:
         **results.predicted,
     }.items():
         axes = value.shape[:1] if name in results.predicted else value.shape
-        claim(axes == (size(batch),), f"example_results has no {name} for each example")
+        claim(axes == (batch_size(batch),), f"example_results has no {name} for each example")
     total = case.objective.metric_sums(case.model, batch, encoded)["loss"]
     _close(results.loss.sum(), total.sum(), "the losses of example_results and metric_sums differ")
     targets, counts = int(results.targets.sum()), case.objective.counts(batch)
@@ -217,7 +217,7 @@ def declared_metrics_are_measured(case: ObjectiveCase) -> None:
         sums = objective.metric_sums(case.model, batch, Encoding(case.model, batch))
     for text in (TextStats(), TextStats(words=1, size_bytes=1)):
         measured = objective.compute_metrics(sums, objective.counts(batch), text)
-        unknown = [name for name in measured if find(name, declared) is None]
+        unknown = [name for name in measured if find_metric(name, declared) is None]
         claim(not unknown, f"compute_metrics has {unknown}, and declared_metrics {names}")
     missing = sorted(set(names) - set(measured))
     claim(not missing, f"declared_metrics has {missing}, which compute_metrics has not")

@@ -26,14 +26,14 @@ class PenaltyCase:
 
     penalty: Penalty
     model: TransferModel
-    away: dict[str, Tensor]
+    direction: dict[str, Tensor]
 
-    def walk(self, distance: float) -> None:
+    def shift(self, distance: float) -> None:
         """Move what trains along the direction."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if parameter.requires_grad:
-                    parameter.add_(self.away[name], alpha=distance)
+                    parameter.add_(self.direction[name], alpha=distance)
 
     def value(self) -> float:
         """Return the penalty."""
@@ -75,9 +75,9 @@ def make_case(penalty: Penalty, *, frozen: bool = False) -> PenaltyCase:
     def fisher(sequences: int, kind: str) -> dict[str, Tensor]:
         return {name: 0.1 + value for name, value in drawn(torch.rand, sequences).items()}
 
-    away = {name: DISTANCE * value for name, value in drawn(torch.randn, 1).items()}
-    penalty.start(Start(model, frozenset(away), fisher))
-    return PenaltyCase(penalty, model, away)
+    direction = {name: DISTANCE * value for name, value in drawn(torch.randn, 1).items()}
+    penalty.start(Start(model, frozenset(direction), fisher))
+    return PenaltyCase(penalty, model, direction)
 
 
 def nothing_inherited_is_refused(penalty: Penalty) -> None:
@@ -105,20 +105,20 @@ def elsewhere_it_pulls_back(case: PenaltyCase) -> None:
 
     The gradient is the slope that finite differences measure along the way.
     """
-    case.walk(1.0)
+    case.shift(1.0)
     value, gradients = case.value(), case.gradients()
     claim(value > 0, f"the penalty is {value} away from the start")
     slopes = {
-        name: float((gradient * case.away[name]).sum()) for name, gradient in gradients.items()
+        name: float((gradient * case.direction[name]).sum()) for name, gradient in gradients.items()
     }
     for name, along in slopes.items():
         claim(along >= 0, f"the gradient of {name} pushes it away from the start")
     slope = sum(slopes.values())
     claim(slope > 0, "the gradient does not lead back to the start")
     little = 0.05
-    case.walk(little)
+    case.shift(little)
     above = case.value()
-    case.walk(-2 * little)
+    case.shift(-2 * little)
     measured = (above - case.value()) / (2 * little)
     claim(
         abs(slope - measured) <= TOLERANCE * abs(measured),
@@ -128,7 +128,7 @@ def elsewhere_it_pulls_back(case: PenaltyCase) -> None:
 
 def frozen_parameters_are_left_alone(case: PenaltyCase) -> None:
     """Claim: a frozen parameter adds nothing, wherever it is, and gets no gradient."""
-    case.walk(1.0)
+    case.shift(1.0)
     everything = case.value()
     block = case.model.backbone.blocks
     block.requires_grad_(requires_grad=False)
@@ -147,8 +147,8 @@ def what_thaws_later_is_pulled_to_where_it_started(penalty: Penalty) -> None:
     case = make_case(penalty, frozen=True)
     case.model.requires_grad_(requires_grad=True)
     claim(case.value() == 0, "parameters that thaw where they started have a penalty")
-    case.walk(1.0)
+    case.shift(1.0)
     thawed = case.value()
     whole = make_case(penalty)
-    whole.walk(1.0)
+    whole.shift(1.0)
     claim(thawed == whole.value(), "parameters that thaw later are held otherwise")

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from transfer_cli.adaptation.adaptation import Adaptation, select
+from transfer_cli.adaptation.adaptation import Adaptation, select_parameters
 from transfer_cli.adaptation.plans import Plan, Stage
 from transfer_cli.errors import TransferError, raised_as
 from transfer_cli.model.adapters import Adapter
@@ -69,7 +69,7 @@ def _check_plan_on(plan: Plan, groups: list[LayerGroup], total: int, steps_per_e
     for number, stage in enumerate(stages, start=1):
         claim(isinstance(stage, Stage), f"stage {number} is no Stage but {stage!r}")
         claim(
-            isinstance(stage.train, tuple) and bool(select(stage.train, groups)),
+            isinstance(stage.train, tuple) and bool(select_parameters(stage.train, groups)),
             f"stage {number} trains nothing, or its patterns are no tuple: {stage.train!r}",
         )
         claim(

@@ -13,25 +13,25 @@ from typing import Any
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.drawing import draw
+from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.foretold import runs_of_ladder
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.run import build_run
 from transfer_cli.budget import (
-    FORWARD,
-    WORTH_NEW,
+    EPOCHS_WORTH_NEW,
+    FORWARD_COST,
     Budget,
-    Candidate,
     Corpus,
     Law,
-    candidates_for,
-    interpolated,
+    PlannedRun,
+    affordable_runs,
+    interpolate_costs,
 )
-from transfer_cli.config.build import plain
+from transfer_cli.config.build import resolved_node
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
-from transfer_cli.config.dialled import redialled
+from transfer_cli.config.dialled import apply_rules
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.engine import distributed
@@ -39,9 +39,9 @@ from transfer_cli.engine.cost import training_flops
 from transfer_cli.errors import ConfigError
 from transfer_cli.reports.ladder import loss_by_size
 from transfer_cli.runs.atomic import write_json
-from transfer_cli.runs.environment import ran_on
+from transfer_cli.runs.environment import numerical_environment
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.training.measured_steps import of_main, quietly, seconds_of_step
+from transfer_cli.training.measured_steps import main_value, measure_step, silence_logging
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ ASIDE_SECONDS, ASIDE_SHARE = 6.0, 0.03
 MEASURED_SECONDS, MEASURED_SHARE = 2.0, 0.01
 """For how long steps are taken to measure them, also as a share of a budget."""
 
-GUESSED = {"s": 2e-9, "flop": 20.0}
+GUESSED_COST = {"s": 2e-9, "flop": 20.0}
 """Of a parameter and a token, on a CPU, before anything is measured."""
 
 
@@ -72,62 +72,60 @@ def within_budget(
         return config, line
     typed = line.overrides
     meter = _TokenCosts(config, command, typed, Budget.parse(config.budget))
-    budget, costs = meter.budget, meter.by_depth()
+    budget, costs = meter.budget, meter.costs_by_depth()
     left = budget.amount
     if budget.unit == "s":
-        spent = of_main(time.perf_counter() - line.began)
-        aside = ASIDE_SECONDS + 2 * of_main(meter.drawing)
+        spent = main_value(time.perf_counter() - line.began)
+        aside = ASIDE_SECONDS + 2 * main_value(meter.drawing)
         left = (1 - ASIDE_SHARE) * (left - spent - aside)
-    candidates, values = _affordable(config.budget, meter, left, costs), dict[str, Any]()
-    best = candidates[0]
+    runs, values = _affordable_runs(config.budget, meter, left, costs), dict[str, Any]()
+    best = runs[0]
     if budget.unit == "s":
         # Once more at its own batch: it may lie between the depths that were measured.
         began = time.perf_counter()
         cost = costs[best.depth] = meter.cost(best.depth, best.tokens)
-        left -= of_main(time.perf_counter() - began)
-        best = _affordable(config.budget, meter, left, {best.depth: cost})[0]
-        values["loop.minutes"] = round((left - FORWARD * cost * meter.corpus.scored) / 60, 3)
-    _say(config.budget, best, candidates, meter)
-    twice = meter.candidates(left + budget.amount, costs)[0]
+        left -= main_value(time.perf_counter() - began)
+        best = _affordable_runs(config.budget, meter, left, {best.depth: cost})[0]
+        values["loop.minutes"] = round((left - FORWARD_COST * cost * meter.corpus.scored) / 60, 3)
+    _log_choice(config.budget, best, runs, meter)
+    twice = meter.planned_runs(left + budget.amount, costs)[0]
     log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
              twice.loss, twice.depth, twice.tokens / 1e6)  # fmt: skip
     values |= {"model.depth": best.depth, "loop.tokens": float(round(best.tokens))}
-    return redialled(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed), line
+    return apply_rules(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed), line
 
 
-def _affordable(
+def _affordable_runs(
     budget: str, meter: "_TokenCosts", left: float, costs: Mapping[int, float]
-) -> Sequence[Candidate]:
-    candidates = meter.candidates(left, costs)
-    if not candidates:
+) -> Sequence[PlannedRun]:
+    runs = meter.planned_runs(left, costs)
+    if not runs:
         raise ConfigError(
             f"budget: {budget} is too short to train on this text and to score it; give more, or "
             "fewer texts for validation (data.validation)"
         )
-    return candidates
+    return runs
 
 
-def _say(
-    budget: str, best: Candidate, candidates: Sequence[Candidate], meter: "_TokenCosts"
+def _log_choice(
+    budget: str, best: PlannedRun, runs: Sequence[PlannedRun], meter: "_TokenCosts"
 ) -> None:
     epochs, repeats = best.tokens / meter.corpus.tokens, ""
-    if epochs > WORTH_NEW:
+    if epochs > EPOCHS_WORTH_NEW:
         worth = best.effective_tokens / meter.corpus.tokens
         repeats = f", worth {worth:.1f} of new text (Muennighoff et al. 2023)"
     log.info("budget: %s: depth %d and %.3gM tokens, %.3g epochs%s", budget, best.depth,
              best.tokens / 1e6, epochs, repeats)  # fmt: skip
-    rest = [candidate for candidate in candidates if candidate.depth != best.depth][:3]
-    others = "".join(f", {candidate.loss:.3f} with depth {candidate.depth}" for candidate in rest)
-    log.info(
-        "budget: a loss of %.3f a token is foreseen by %s%s", best.loss, meter.law_name, others
-    )
+    rest = [run for run in runs if run.depth != best.depth][:3]
+    others = "".join(f", {run.loss:.3f} with depth {run.depth}" for run in rest)
+    log.info("budget: a loss of %.3f a token is foreseen by %s%s", best.loss, meter.basis, others)
 
 
 class _TokenCosts:
     """Tells what tokens cost: in operations, or in seconds, measured here once for a shape.
 
     Attributes:
-        law_name: What foresees the loss: the key dial.law, or a ladder.
+        basis: What foresees the loss: the key dial.law, or a ladder.
         corpus: The text of the model that was last asked for.
         drawing: The seconds that it took to look at that; to build it takes about twice as long.
     """
@@ -141,78 +139,78 @@ class _TokenCosts:
         self._config = with_values(config, measured)
         self._command, self._typed = command, typed
         self.budget, self.corpus, self.drawing = budget, Corpus(0.0), 0.0
-        self._law: Callable[[float, float], float] = Law(**plain(config.dial.law, "dial.law"))
-        self.law_name, self._rows = "dial.law", 0
+        self._law: Callable[[float, float], float] = Law(
+            **resolved_node(config.dial.law, "dial.law")
+        )
+        self.basis, self._rows = "dial.law", 0
         if (sweep := config.ladder.of) is not None and (law := loss_by_size(runs_of_ladder(sweep))):
-            self._law, self.law_name = law, sweep
+            self._law, self.basis = law, sweep
 
-    def candidates(self, amount: float, costs: Mapping[int, float]) -> Sequence[Candidate]:
+    def planned_runs(self, amount: float, costs: Mapping[int, float]) -> Sequence[PlannedRun]:
         """Return what an amount pays for, the lowest foreseen loss first."""
         sizes = {depth: self._parameters(depth) for depth in costs}
-        if self.law_name != "dial.law":  # a ladder counts embeddings, too
+        if self.basis != "dial.law":  # a ladder counts embeddings, too
             sizes = {
-                n: size + self._rows * self._of_depth(n).model.width for n, size in sizes.items()
+                n: size + self._rows * self._config_of(n).model.width for n, size in sizes.items()
             }
-        return candidates_for(amount, costs, sizes, self.corpus, self._law)
+        return affordable_runs(amount, costs, sizes, self.corpus, self._law)
 
-    def by_depth(self) -> dict[int, float]:
+    def costs_by_depth(self) -> dict[int, float]:
         """Return the cost of a token of each depth that may be the best one."""
         is_typed = any(word.lstrip("+").startswith("model.depth=") for word in self._typed)
         known, amount = dict[int, float](), self.budget.amount
         # Of a parameter; with it, each depth is measured at about the batch of its run.
-        guess = GUESSED[self.budget.unit]
+        guess = GUESSED_COST[self.budget.unit]
         for depth in (self._config.model.depth,) if is_typed else DEPTHS:
             size = self._parameters(depth)
             known[depth] = self.cost(depth, max(1.0, amount / (guess * size)))
             guess = known[depth] / size
-            candidates = self.candidates(amount, known)
-            if not candidates or candidates[0].depth < depth:
+            runs = self.planned_runs(amount, known)
+            if not runs or runs[0].depth < depth:
                 break
-        return interpolated(known)
+        return interpolate_costs(known)
 
-    def _of_depth(self, depth: int, tokens: float | None = None) -> DictConfig:
+    def _config_of(self, depth: int, tokens: float | None = None) -> DictConfig:
         length = {} if tokens is None else {"loop.tokens": tokens}
-        return redialled(self._config, {"model.depth": depth, **length}, self._typed)
+        return apply_rules(self._config, {"model.depth": depth, **length}, self._typed)
 
     def _parameters(self, depth: int) -> float:
-        return float(self._of_depth(depth).dial.parameters)
+        return float(self._config_of(depth).dial.parameters)
 
     def cost(self, depth: int, tokens: float) -> float:
         """Return what a token costs in a run of so many."""
-        config = self._of_depth(depth, tokens)
+        config = self._config_of(depth, tokens)
         began = time.perf_counter()
-        with quietly():
-            plan = draw(config, self._command, self._typed, Origins(), device="meta")
+        with silence_logging():
+            plan = draw_blueprint(config, self._command, self._typed, Origins(), device="meta")
         self.drawing = time.perf_counter() - began
         self._rows = plan.data.tokenizer.size
         length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
-        self.corpus = Corpus(float(plan.data.drawn["main"] * length))
+        self.corpus = Corpus(float(plan.data.drawn_counts["main"] * length))
         if self.budget.unit == "flop":
             return float(training_flops(plan.model, length))
         splits = plan.data.encoded()["main"].splits
         scored = sum(len(split.data) for name, split in splits.items() if name != "train")
         self.corpus = replace(self.corpus, scored=float(scored * length))
-        place, key = cache_folder(config.data_dir) / SPEEDS, _key(plan)
-        known = of_main(_speeds_in(place).get(key, 0.0))
+        place, key = cache_folder(config.data_dir) / SPEEDS, _speed_key(plan)
+        known = main_value(_read_speeds(place).get(key, 0.0))
         if known:
             return known
-        with quietly():
+        with silence_logging():
             run = build_run(config, self._command, self._typed)
-            of_step = seconds_of_step(
-                run, min(MEASURED_SECONDS, MEASURED_SHARE * self.budget.amount)
-            )
-        seconds = of_main(of_step) / (run.blueprint.course.loop.batch * length)
+            of_step = measure_step(run, min(MEASURED_SECONDS, MEASURED_SHARE * self.budget.amount))
+        seconds = main_value(of_step) / (run.blueprint.course.loop.batch * length)
         if distributed.is_main():
             place.parent.mkdir(parents=True, exist_ok=True)
-            write_json(place, {**_speeds_in(place), key: seconds})
+            write_json(place, {**_read_speeds(place), key: seconds})
         return seconds
 
 
-def _key(plan: Blueprint) -> str:
+def _speed_key(plan: Blueprint) -> str:
     """Return what decides how long a step takes: the machine, and what is computed."""
     known = {
         "machine": platform.node(),
-        **ran_on(plan.precision.device, distributed.world_size()),
+        **numerical_environment(plan.precision.device, distributed.world_size()),
         "precision": plan.precision.kind,
         "vocabulary": plan.data.tokenizer.size,
         "optimizer": plan.config.optimizer.get("_target_"),
@@ -223,7 +221,7 @@ def _key(plan: Blueprint) -> str:
     return json.dumps(known, sort_keys=True)
 
 
-def _speeds_in(place: Path) -> dict[str, float]:
+def _read_speeds(place: Path) -> dict[str, float]:
     with suppress(OSError, UnreadableError):
         speeds = read_json(place)
         return speeds if isinstance(speeds, dict) else {}

@@ -12,26 +12,26 @@ from types import MappingProxyType
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.drawing import draw
+from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.memory_estimate import memory_parts
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.run import TrainingRun, build_run
-from transfer_cli.budget import FORWARD, Budget
-from transfer_cli.config.check import check
+from transfer_cli.budget import FORWARD_COST, Budget
+from transfer_cli.config.check import check_config
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.compose import composed
+from transfer_cli.config.compose import compose
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flags import Request
-from transfer_cli.data.split import some_of
+from transfer_cli.data.split import subsample
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.errors import ConfigError
 from transfer_cli.fitting import FILLED, free_bytes
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training.measured_steps import of_main, quietly, seconds_of_step
+from transfer_cli.training.measured_steps import main_value, measure_step, silence_logging
 
 log = logging.getLogger(__name__)
 
-WORDS = MappingProxyType(
+OVERRIDES = MappingProxyType(
     {"full": "adaptation=full", "lora": "adaptation=lora", "quick": "experiment=quick"}
 )
 """What may be chosen, and what is typed for it."""
@@ -79,34 +79,34 @@ class Work:
         """The steps of a pass over the texts."""
         return max(1, math.ceil(self.texts["train"] / self.batch))
 
-    def _passes(self, *splits: str) -> float:
+    def _pass_seconds(self, *splits: str) -> float:
         """Return the seconds in which all texts of splits pass through the model once."""
         return self.scoring * sum(self.texts.get(split, 0) for split in splits)
 
     @property
-    def end(self) -> float:
+    def end_seconds(self) -> float:
         """The seconds that it takes to score the best weights."""
-        return self._passes("validation", "test")
+        return self._pass_seconds("validation", "test")
 
     @property
-    def solved(self) -> float:
+    def solve_seconds(self) -> float:
         """The seconds of a classifier on frozen states, through which each text passes once."""
-        return self._passes("train") + self.end
+        return self._pass_seconds("train") + self.end_seconds
 
     def seconds(self, steps: int) -> float:
         """Return what so many steps take, with a validation after each epoch, and the end."""
         validations = math.ceil(steps / self.epoch)
-        return steps * self.step + validations * self._passes("validation") + self.end
+        return steps * self.step + validations * self._pass_seconds("validation") + self.end_seconds
 
     def steps(self, seconds: float) -> int:
         """Return how many steps a time pays for, of no more than are usual."""
         usual = max(USUAL_STEPS, USUAL_EPOCHS * self.epoch)
         if self.seconds(usual) <= seconds:
             return usual
-        left = seconds - self.end
-        of_epoch = self.epoch * self.step + self._passes("validation")
+        left = seconds - self.end_seconds
+        of_epoch = self.epoch * self.step + self._pass_seconds("validation")
         whole = math.floor(left / of_epoch)
-        part = (left - whole * of_epoch - self._passes("validation")) / self.step
+        part = (left - whole * of_epoch - self._pass_seconds("validation")) / self.step
         return max(0, whole * self.epoch + max(0, math.floor(part)))
 
 
@@ -125,25 +125,27 @@ class ChosenScheme:
     texts: int | None = None
 
     @property
-    def order(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int]:
         """Its place among those of several models: the best first, then what reads more texts."""
-        return (3, -self.texts) if self.texts is not None else (list(WORDS).index(self.scheme), 0)
+        if self.texts is not None:
+            return len(OVERRIDES), -self.texts
+        return list(OVERRIDES).index(self.scheme), 0
 
     @property
-    def words(self) -> list[str]:
+    def overrides(self) -> list[str]:
         """What is typed for it."""
         held = [] if self.texts is None else [f"data.labelled={self.texts}"]
         if self.steps is None:
-            return [WORDS[self.scheme], *held]
-        return [WORDS[self.scheme], f"loop.steps={self.steps}", "loop.epochs=null"]
+            return [OVERRIDES[self.scheme], *held]
+        return [OVERRIDES[self.scheme], f"loop.steps={self.steps}", "loop.epochs=null"]
 
     def __str__(self) -> str:
         length = "" if self.steps is None else f", {self.steps} steps"
         held = "" if self.texts is None else f", of {self.texts} texts"
-        return f"{WORDS[self.scheme]}{length}{held}, in about {self.seconds:.0f} s"
+        return f"{OVERRIDES[self.scheme]}{length}{held}, in about {self.seconds:.0f} s"
 
 
-def chosen(seconds: float, works: Mapping[str, Work]) -> ChosenScheme:
+def choose_scheme(seconds: float, works: Mapping[str, Work]) -> ChosenScheme:
     """Return what a time is to be spent on, of the schemes of which it is known what they take."""
     for scheme in ("full", "lora"):
         if scheme in works and (steps := works[scheme].steps(seconds)) >= FEWEST_STEPS:
@@ -157,11 +159,11 @@ def chosen(seconds: float, works: Mapping[str, Work]) -> ChosenScheme:
             scheme, work.seconds(steps), "nothing quicker can learn this task", steps
         )
     why = f"the time pays for fewer than {FEWEST_STEPS} steps of training"
-    if quick.solved <= seconds:
-        return ChosenScheme("quick", quick.solved, why)
-    of_train = max(0.0, seconds - quick.end) / (quick.solved - quick.end)
+    if quick.solve_seconds <= seconds:
+        return ChosenScheme("quick", quick.solve_seconds, why)
+    of_train = max(0.0, seconds - quick.end_seconds) / (quick.solve_seconds - quick.end_seconds)
     held = min(quick.texts["train"], max(FEWEST_TEXTS, math.floor(of_train * quick.texts["train"])))
-    return ChosenScheme("quick", quick.end + quick.scoring * held, why, texts=held)
+    return ChosenScheme("quick", quick.end_seconds + quick.scoring * held, why, texts=held)
 
 
 def within_budget(
@@ -180,17 +182,17 @@ def within_budget(
     for model in sorted(models, key=lambda model: -model.parameters):
         model.measure(budget)
         measured.append(model)
-        if model.chosen(budget).scheme == "full":
+        if model.choose(budget).scheme == "full":
             break
-    best = min(measured, key=lambda model: model.chosen(budget).order)
-    choice, twice = best.chosen(budget), best.chosen(2 * budget)
+    best = min(measured, key=lambda model: model.choose(budget).rank)
+    choice, twice = best.choose(budget), best.choose(2 * budget)
     named = "" if best.name is None else f"init_from={best.name}, "
     log.info("budget: %s: %s%s", config.budget, named, choice)
     log.info("budget: %s", choice.why)
-    more = "nothing more" if twice.words == choice.words else str(twice)
+    more = "nothing more" if twice.overrides == choice.overrides else str(twice)
     log.info("budget: twice as much would bring %s", more)
-    seconds = best.left(budget) - best.works[choice.scheme].end
-    return best.composed([*choice.words, f"loop.minutes={max(0.01, round(seconds / 60, 3))}"])
+    seconds = best.seconds_left(budget) - best.works[choice.scheme].end_seconds
+    return best.composed([*choice.overrides, f"loop.minutes={max(0.01, round(seconds / 60, 3))}"])
 
 
 class _Model:
@@ -205,7 +207,7 @@ class _Model:
         self, config: DictConfig, command: str, line: CommandLine, name: str | None
     ) -> None:
         self._config, self._command, self._line, self.name = config, command, line, name
-        self._full = self._drawn([WORDS["full"]])
+        self._full = self._draw([OVERRIDES["full"]])
         self._loading, self.works = 0.0, dict[str, Work]()
 
     @property
@@ -216,40 +218,40 @@ class _Model:
     def composed(self, words: Sequence[str]) -> tuple[DictConfig, CommandLine]:
         """Return the config with further words typed, and all that is typed then."""
         start = [] if self.name is None else [f"init_from={self.name}"]
-        return recomposed(self._config, self._line, [*start, *words])
+        return recompose(self._config, self._line, [*start, *words])
 
     def measure(self, budget: float) -> None:
         """Find out what a step of all weights takes, and where these do not pay one of LoRA."""
-        most = min(MEASURED_SECONDS, MEASURED_SHARE * budget)
+        max_seconds = min(MEASURED_SECONDS, MEASURED_SHARE * budget)
         if self._has_room():
-            self._measure("full", most)
+            self._measure("full", max_seconds)
         few = self.works and self.works["full"].texts["train"] < FEWEST_FOR_LORA
-        if not self.works or not (few or self.chosen(budget).scheme == "full"):
-            self._measure("lora", most)
+        if not self.works or not (few or self.choose(budget).scheme == "full"):
+            self._measure("lora", max_seconds)
         with suppress(ConfigError):  # not every task can be solved, nor on every kind of model
-            self._drawn([WORDS["quick"]])
+            self._draw([OVERRIDES["quick"]])
             self.works["quick"] = next(iter(self.works.values()))
 
-    def _measure(self, scheme: str, most: float) -> None:
-        config, line = self.composed([WORDS[scheme]])
+    def _measure(self, scheme: str, max_seconds: float) -> None:
+        config, line = self.composed([OVERRIDES[scheme]])
         began = time.perf_counter()
-        with quietly():
+        with silence_logging():
             run = build_run(config, self._command, line.overrides)
-            self._loading = of_main(time.perf_counter() - began)
-            step = of_main(seconds_of_step(run, most))
+            self._loading = main_value(time.perf_counter() - began)
+            step = main_value(measure_step(run, max_seconds))
             batch = run.blueprint.course.loop.batch
-            scoring = of_main(_scoring(run) or FORWARD * step / batch)
+            scoring = main_value(_seconds_per_text(run) or FORWARD_COST * step / batch)
         texts = {name: int(split.counts()["scored"]) for name, split in run.data.splits.items()}
         self.works[scheme] = Work(step, batch, scoring, texts | {"train": run.data.count})
 
-    def left(self, budget: float) -> float:
+    def seconds_left(self, budget: float) -> float:
         """Return what is left of a budget once a run of it has begun."""
-        spent = of_main(time.perf_counter() - self._line.began) + self._loading
+        spent = main_value(time.perf_counter() - self._line.began) + self._loading
         return (1 - ASIDE_SHARE) * (budget - spent - ASIDE_SECONDS)
 
-    def chosen(self, budget: float) -> ChosenScheme:
+    def choose(self, budget: float) -> ChosenScheme:
         """Return what a budget is to be spent on."""
-        choice = chosen(self.left(budget), self.works)
+        choice = choose_scheme(self.seconds_left(budget), self.works)
         return choice if "labelled" in self._config.data else replace(choice, texts=None)
 
     def _has_room(self) -> bool:
@@ -259,15 +261,15 @@ class _Model:
         if not math.isfinite(room):
             room = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         fits = sum(memory_parts(self._full, rows=1).values()) <= FILLED * room
-        return of_main(float(fits)) > 0
+        return main_value(float(fits)) > 0
 
-    def _drawn(self, words: Sequence[str]) -> Blueprint:
+    def _draw(self, words: Sequence[str]) -> Blueprint:
         config, line = self.composed(words)
-        with quietly():
-            return draw(config, self._command, line.overrides, Origins(), device="meta")
+        with silence_logging():
+            return draw_blueprint(config, self._command, line.overrides, Origins(), device="meta")
 
 
-def _scoring(run: TrainingRun) -> float | None:
+def _seconds_per_text(run: TrainingRun) -> float | None:
     """Return the seconds in which a text is scored; None where there are none to score.
 
     Answers are not written: a model that has learnt nothing does not know where they end.
@@ -275,14 +277,14 @@ def _scoring(run: TrainingRun) -> float | None:
     scored = [run.data.splits[name] for name in ("validation", "test") if name in run.data.splits]
     if not scored:
         return None
-    plan, some = run.blueprint, replace(some_of(scored[0], SCORED_TEXTS), scorer=None)
+    plan, some = run.blueprint, replace(subsample(scored[0], SCORED_TEXTS), scorer=None)
     began = time.perf_counter()
     objective = plan.network.losses[0].objective
-    evaluate(run.model, objective, some, batch=run.passing, precision=plan.precision)
+    evaluate(run.model, objective, some, batch=run.inference_batch, precision=plan.precision)
     return (time.perf_counter() - began) / int(some.counts()["scored"])
 
 
-def recomposed(
+def recompose(
     config: DictConfig, line: CommandLine, words: Sequence[str]
 ) -> tuple[DictConfig, CommandLine]:
     """Return the config of `finetune` with further words typed, and all that is typed then."""
@@ -290,17 +292,18 @@ def recomposed(
         word for word in line.overrides if word.partition("=")[0] not in ("budget", "models")
     ]
     typed = replace(line, overrides=(*line.overrides, *words))
-    made = composed("finetune", Request((*overrides, *words), config_dir=line.config_dir))
-    check(made.config, "finetune")
-    kept = {key: config[key] for key in ("budget", "models", "devices")}
+    composition = compose("finetune", Request((*overrides, *words), config_dir=line.config_dir))
+    check_config(composition.config, "finetune")
+    unchanged = {key: config[key] for key in ("budget", "models", "devices")}
     if config.models is None:
-        kept["init_from"] = config.init_from  # of a sweep, its best run
-    return with_values(made.config, kept), replace(typed, presets=made.typed.presets)
+        unchanged["init_from"] = config.init_from  # of a sweep, its best run
+    config = with_values(composition.config, unchanged)
+    return config, replace(typed, presets=composition.typed.presets)
 
 
-def as_chosen(
+def with_earlier_choice(
     config: DictConfig, line: CommandLine, run: RunDirectory
 ) -> tuple[DictConfig, CommandLine]:
     """Return the config of a command that is typed again, with what its run's budget has chosen."""
     then = run.overrides.read_text(encoding="utf-8").splitlines()
-    return recomposed(config, line, [word for word in then if word not in line.overrides])
+    return recompose(config, line, [word for word in then if word not in line.overrides])

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.model.added import edits_in, merge, unmergeable_edits
-from transfer_cli.model.borrowing import completed
+from transfer_cli.model.borrowing import head_as_model
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
@@ -25,18 +25,17 @@ from transfer_cli.model.weights import (
     write_description,
 )
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.runs.atomic import as_run_error, replaced_file
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
-from transfer_cli.runs.environment import RECORD, ran_on
+from transfer_cli.runs.environment import RECORD, numerical_environment
 
 log = logging.getLogger(__name__)
 
-
-_AT_WORK = 2
+_KEPT_WHILE_TRAINING = 2
 """Checkpoints of a run at work, if nobody says how many: if one is damaged, there is another."""
 
-DESCRIBED = (DESCRIPTION, TOKENIZER)
-"""The files that `describe` writes."""
+DESCRIPTION_FILES = (DESCRIPTION, TOKENIZER)
+"""The files that `describe_model` writes."""
 
 
 class CheckpointWriter:
@@ -60,17 +59,21 @@ class CheckpointWriter:
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights to be stored, unsharded, on the CPU."""
         state = self._run.model.state_dict()
-        return {n: full_tensor(state[n]).cpu() for n in state if n not in self._run.leave_out}
+        return {n: full_tensor(state[n]).cpu() for n in state if n not in self._run.omitted_weights}
 
     def save_best(self, step: int) -> None:
         """Keep the weights as they are now, after a step, in place of the best so far."""
         if not self._takes_part:
             return
         tensors = self.tensors()
-        if distributed.is_main():
-            checkpoint.keep_best(self._directory.best, step, _into(tensors))
 
-    def take_best(self) -> None:
+        def write(folder: Path) -> None:
+            save_tensors(tensors, folder / WEIGHTS)
+
+        if distributed.is_main():
+            checkpoint.write_best(self._directory.best, step, write)
+
+    def load_best(self) -> None:
         """Fill the model with the best weights, which the newest checkpoint has taken along."""
         self._read_weights(checkpoint.whole_best(self._directory.checkpoints))
 
@@ -78,7 +81,7 @@ class CheckpointWriter:
         """Write a checkpoint with all that a resume needs beyond the weights; remove old ones."""
         if not self._takes_part:
             return
-        folder = self._directory.checkpoints / checkpoint.name(step)
+        folder = self._directory.checkpoints / checkpoint.folder_name(step)
         best = self._directory.best if with_best else None
         if self._run.blueprint.sharded:
             self._save_parts(folder, step, state, best)
@@ -87,18 +90,18 @@ class CheckpointWriter:
 
             def write(temporary: Path) -> None:
                 save_tensors(tensors, temporary / WEIGHTS)
-                self._write_surroundings(temporary)
+                self._write_environment(temporary)
 
             checkpoint.write(folder, step, write, state, best)
         if distributed.is_main():
-            keep = _AT_WORK if self._keep is None else self._keep
+            keep = _KEPT_WHILE_TRAINING if self._keep is None else self._keep
             checkpoint.prune(self._directory.checkpoints, keep, step)
 
-    def tidy(self, step: int) -> None:
+    def prune_finished(self, step: int) -> None:
         """Leave of a run that ends after so many steps what is needed, and that once."""
         if self._keep is None:
             checkpoint.prune(self._directory.checkpoints, 1, step)
-        checkpoint.share_equal(self._directory.model, self._directory.checkpoints)
+        checkpoint.link_equal_files(self._directory.model, self._directory.checkpoints)
 
     def _save_parts(
         self, folder: Path, step: int, state: Mapping[str, Any], best: Path | None
@@ -115,15 +118,15 @@ class CheckpointWriter:
         def write(temporary: Path) -> None:
             distributed.broadcast_text(str(temporary))
             plain.update(sharded.save(temporary, model, state))
-            self._write_surroundings(temporary)
+            self._write_environment(temporary)
 
         checkpoint.write(folder, step, write, plain, best)
 
-    def _write_surroundings(self, folder: Path) -> None:
+    def _write_environment(self, folder: Path) -> None:
         """Write what this process runs on, for a resume elsewhere."""
         device = self._run.blueprint.precision.device
         # Plainly: the folder is flushed and renamed as a whole.
-        record = ran_on(device, distributed.world_size())
+        record = numerical_environment(device, distributed.world_size())
         (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
 
     def newest(self) -> Path | None:
@@ -135,7 +138,7 @@ class CheckpointWriter:
 
     def fill(self, folder: Path, state: dict[str, Any]) -> None:
         """Fill model, optimizer and stages from a sharded or an unsharded checkpoint."""
-        step, average, in_parts = self._run.step, self._run.average, checkpoint.is_in_parts(folder)
+        step, average, in_parts = self._run.step, self._run.average, checkpoint.is_sharded(folder)
         if in_parts or self._run.blueprint.sharded:
             from transfer_cli.engine.distributed import sharded
 
@@ -163,14 +166,14 @@ class CheckpointWriter:
                 log.info("adaptation.store: not merged, and stored beside: %s", ", ".join(stay))
             tensors = self.tensors()
             # The checkpoints still hold the edits apart.
-            with checkpoint.listed(checkpoints, DESCRIBED):
-                describe(run, checkpoints)
-        with checkpoint.listed(folder, (*DESCRIBED, WEIGHTS)):
-            describe(run, folder, without=merged)
-            kept = {n: t for n, t in tensors.items() if n not in run.blueprint.training_weights}
-            with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
+            with checkpoint.listing_files(checkpoints, DESCRIPTION_FILES):
+                describe_model(run, checkpoints)
+        with checkpoint.listing_files(folder, (*DESCRIPTION_FILES, WEIGHTS)):
+            describe_model(run, folder, without=merged)
+            left_out = run.blueprint.training_only_weights
+            kept = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+            with as_run_error(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
                 save_tensors(kept, path)
-
         self._write_parts(tensors)
 
     def _write_parts(self, tensors: Mapping[str, Tensor]) -> None:
@@ -183,11 +186,11 @@ class CheckpointWriter:
                 )
                 folder = self._directory.parts / name
                 folder.mkdir(parents=True, exist_ok=True)
-                with checkpoint.listed(folder, (*DESCRIBED, WEIGHTS)):
+                with checkpoint.listing_files(folder, (*DESCRIPTION_FILES, WEIGHTS)):
                     write_description(described, folder)
                     plan.data.tokenizer.save(folder / TOKENIZER)
-                    with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
-                        save_tensors(completed(name, tensors), path)
+                    with as_run_error(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
+                        save_tensors(head_as_model(name, tensors), path)
 
     def _read_weights(self, folder: Path) -> None:
         run, tensors = self._run, read_weights(folder)
@@ -196,14 +199,10 @@ class CheckpointWriter:
 
             state = run.model.state_dict()
             tensors = {n: shard_like(t, state[n]) if n in state else t for n, t in tensors.items()}
-        load_strictly(run.model, tensors, folder, run.leave_out)
+        load_strictly(run.model, tensors, folder, run.omitted_weights)
 
 
-def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
-    return lambda folder: save_tensors(tensors, folder / WEIGHTS)
-
-
-def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset()) -> None:
+def describe_model(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset()) -> None:
     """Write what builds the run's model, but for its weights, which may lack edits."""
     base = None
     start = run.blueprint.start.pretrained

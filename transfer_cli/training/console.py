@@ -7,39 +7,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.exports import exports_as
+from transfer_cli.assembly.exports import export_description
 from transfer_cli.assembly.plan_table import run_facts
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.literal import as_typed
+from transfer_cli.config.literal import path_override
 from transfer_cli.engine import handlers
-from transfer_cli.errors import listed
+from transfer_cli.errors import list_names
 from transfer_cli.metrics import UNSEEN, wilson_interval, without_details
 from transfer_cli.runs.class_scores import (
-    FEW,
+    MOST_LISTED,
     TITLES,
     class_scores,
-    confused,
-    counts_in,
-    one_label_each,
+    count_table,
+    describe_confusions,
+    has_one_label_each,
 )
 from transfer_cli.runs.results import Results
 from transfer_cli.safe_files import printable
-from transfer_cli.terminal import (
-    Column,
-    Entry,
-    Line,
-    Page,
-    Piece,
-    Renderable,
-    TextTable,
-    print_out,
-)
+from transfer_cli.terminal import Column, Entry, Line, Page, Piece, Renderable, TextTable, print_out
 from transfer_cli.training.measurements import MOST_CHARACTERS
 
 log = logging.getLogger(__name__)
 
-WAITS = 0.05
+MIN_WAIT_SHARE = 0.05
 """The share of a step's time that a host waits which a GPU is not waiting for."""
 
 
@@ -48,11 +39,11 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
     rows = {
         "run": str(path),
         **run_facts(run.blueprint, run.prepared),
-        "exports": exports_as(run.blueprint),
+        "exports": export_description(run.blueprint),
     }
     if weights := run.blueprint.objective.get("class_weight"):
         named = (f"{printable(label)} {weight:.3g}" for label, weight in weights.items())
-        rows["weights"] = listed(named, 10)
+        rows["weights"] = list_names(named, 10)
     log.info("%s", command)
     for name, text in rows.items():
         log.info("  %-7s %s", name, text)
@@ -62,7 +53,7 @@ def say_what_is_faster(
     command: str, blueprint: Blueprint, seconds: float, seconds_a_step: float
 ) -> None:
     """Log what to change about a run that will take `seconds` more on a CPU."""
-    steps = max(1, int(handlers.LONG / seconds_a_step))
+    steps = max(1, int(handlers.LONG_SECONDS / seconds_a_step))
     is_fresh = blueprint.start.pretrained is None
     smaller = "a smaller model" + " (model=tiny)" * is_fresh
     ways = ["a GPU", smaller, f"fewer steps (half an hour is loop.steps={steps})"]
@@ -97,7 +88,7 @@ def pace_text(
     share = waited / seconds
     speed += "" if peak is None else f" (MFU {100 * flops / seconds / peak:.0f} %)"
     speed += f"; of {1000 * seconds:,.1f} ms a step the host waits {100 * share:.0f} %"
-    if share >= WAITS:
+    if share >= MIN_WAIT_SHARE:
         return speed
     return (
         f"{speed}, so the GPU waits for it: up to twice as many tokens/s (estimated) with "
@@ -118,57 +109,61 @@ def say_results(command: str, path: Path, results: Results, seconds: float) -> N
         )
     ]
     for split, measures in results.measures.items():
-        blocks.append(_entry(split, one_line(without_details(measures))))
+        blocks.append(_named_entry(split, measures_text(without_details(measures))))
         unseen = {
             name.removesuffix(UNSEEN): value
             for name, value in measures.items()
             if name.endswith(UNSEEN)
         }
         if unseen:
-            blocks.append(_entry("  unseen", f"in training: {one_line(unseen)}"))
+            blocks.append(_named_entry("  unseen", f"in training: {measures_text(unseen)}"))
     for split in [name for name in results.measures if name in results.tables][-1:]:
         tables = results.tables[split]
         table = tables.get(f"confusion{UNSEEN}") or tables.get("confusion")
-        if table and one_label_each(results.metrics):
-            said = in_words(table, results.labels, results.more["by_words"])
-            blocks.append(_entry("in words", said))
-        blocks += by_class(results, split)
+        if table and has_one_label_each(results.metrics):
+            text = accuracy_text(table, results.labels, results.more["by_words"])
+            blocks.append(_named_entry("in words", text))
+        blocks += label_score_blocks(results, split)
     forgetting = results.more["forgetting"]
     if forgetting is not None:
         before, after = forgetting["before"], forgetting["after"]
         for name in (n for n in before if n != "loss"):
             text = f"{name} {before[name]:.4g} before, {after[name]:.4g} after"
-            blocks.append(_entry("source", text))
-    then = f"finetune {as_typed('init_from', path)}"
+            blocks.append(_named_entry("source", text))
+    then = f"finetune {path_override('init_from', path)}"
     if command == "finetune":
-        then = f"predict {as_typed('run', path)} input=FILE"
+        then = f"predict {path_override('run', path)} input=FILE"
     curves = f"tensorboard --logdir {shlex.quote(str(path))}"
-    lines = {"files": path, "curves": curves, "next": CommandLine.of_this_command().then(then)}
+    lines = {"files": path, "curves": curves, "next": CommandLine.current().next_command(then)}
     if not (path / "tensorboard").is_dir():
         del lines["curves"]
     if results.failed:  # what to do then has been said
         del lines["next"]
-    print_out(Page(*blocks, *copied_lines(lines)))
+    print_out(Page(*blocks, *copyable_lines(lines)))
 
 
-def by_class(results: Results, split: str) -> list[Renderable]:
+def label_score_blocks(results: Results, split: str) -> list[Renderable]:
     """Return how well each label of a split is found, the worst first, and what was confused."""
     scores = class_scores([results], split)
     if not scores:
         return []
-    rows = [[printable(score.label)[:MOST_CHARACTERS], *score.cells()] for score in scores[:FEW]]
+    rows = [
+        [printable(score.label)[:MOST_CHARACTERS], *score.cells()] for score in scores[:MOST_LISTED]
+    ]
     columns = [Column(f"{split} by label"), *(Column(title, right=True) for title in TITLES)]
     blocks: list[Renderable] = [TextTable(columns, rows)]
-    if len(scores) > FEW:
-        said = f"{len(scores) - FEW:,} labels more, with an F1 of {scores[FEW].f1:.3f} or more"
-        blocks.append(_entry("and", said))
-    table = counts_in(results, split, "confusion", len(results.labels))
-    if table and (words := confused(results.labels, table)):
-        blocks.append(_entry("confused", words))
+    if len(scores) > MOST_LISTED:
+        lowest = f"an F1 of {scores[MOST_LISTED].f1:.3f} or more"
+        blocks.append(
+            _named_entry("and", f"{len(scores) - MOST_LISTED:,} labels more, with {lowest}")
+        )
+    table = count_table(results, split, "confusion", len(results.labels))
+    if table and (words := describe_confusions(results.labels, table)):
+        blocks.append(_named_entry("confused", words))
     return blocks
 
 
-def in_words(
+def accuracy_text(
     confusion: Sequence[Sequence[int]],
     labels: Sequence[str],
     by_words: Mapping[str, int] | None = None,
@@ -202,15 +197,15 @@ def in_words(
     )
 
 
-def copied_lines(texts: Mapping[str, object]) -> list[Line]:
+def copyable_lines(texts: Mapping[str, object]) -> list[Line]:
     """Return named texts, each on a line that is never broken: they are there to be copied."""
     return [Line("  ", Piece(f"{name:10s}", "name"), f" {text}") for name, text in texts.items()]
 
 
-def one_line(measures: Mapping[str, float]) -> str:
+def measures_text(measures: Mapping[str, float]) -> str:
     """Return measures on a line."""
     return "  ".join(f"{name} {value:.4g}" for name, value in measures.items())
 
 
-def _entry(name: str, text: str) -> Entry:
+def _named_entry(name: str, text: str) -> Entry:
     return Entry(["  ", Piece(f"{name:10s}", "name"), " "], [text], 13)

@@ -21,13 +21,13 @@ class Meter:
         self._first = self._millijoules()
 
     @property
-    def tells(self) -> bool:
+    def has_reading(self) -> bool:
         """Whether there is a number."""
         return self._nvml is not None
 
     def joules(self) -> float:
         """Return J since it was made, 0 where it does not tell."""
-        return (self._millijoules() - self._first) / 1000 if self.tells else 0.0
+        return (self._millijoules() - self._first) / 1000 if self.has_reading else 0.0
 
     def _millijoules(self) -> int:
         if self._nvml is None:
@@ -39,7 +39,7 @@ class Meter:
             return self._first
 
 
-def meter_of(device: "torch.device") -> Meter:
+def device_meter(device: "torch.device") -> Meter:
     """Return what reads the energy of a process's device; from Volta on GPUs count theirs."""
     if device.type != "cuda":
         return Meter("only a GPU counts its energy")

@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.assembly.datasets import Prepared
-from transfer_cli.data.equal_texts import folded
+from transfer_cli.assembly.datasets import PreparedData
+from transfer_cli.data.equal_texts import fold_text
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import EachExample, Outcome, Scores
 from transfer_cli.metrics import UNSEEN, without_details
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
-from transfer_cli.runs.slices import Slice, members_of, scores
-from transfer_cli.tasks.base import Result, Task, by_example
+from transfer_cli.runs.slices import Slice, scores_by_slice, slice_masks
+from transfer_cli.tasks.base import Result, Task, rows_by_example
 
 log = logging.getLogger(__name__)
 
 BLANK = Result("", "")
 
-MOST_IN_WORDS = 10_000
+MAX_BASELINE_EXAMPLES = 10_000
 """Examples that the linear model on words is fitted on, and as many that it is scored on."""
 
 
-def noting(split: Split) -> EachExample | None:
+def outcome_collector(split: Split) -> EachExample | None:
     """Return where an evaluation is to note what became of each example; None: too many."""
     if len(split.data) <= MOST_ITEMS:
         return EachExample()
@@ -36,8 +36,8 @@ def noting(split: Split) -> EachExample | None:
     return None
 
 
-def items_of(split: Split, data: Prepared, collector: EachExample | None) -> list[Item]:
-    """Return what became of each example of a split, as `noting` has noted it; all call this."""
+def collect_items(split: Split, data: PreparedData, collector: EachExample | None) -> list[Item]:
+    """Return what became of each example of a split, as `collector` noted it; all call this."""
     outcomes = collector.gathered() if collector is not None else []
     if data.task is None:
         return [_item(split.name, outcome.index, [outcome], BLANK, "") for outcome in outcomes]
@@ -51,7 +51,7 @@ def items_of(split: Split, data: Prepared, collector: EachExample | None) -> lis
     rows = {outcome.index: outcome for outcome in outcomes}
     items = []
     predicted = {index: outcome.predicted for index, outcome in rows.items()}
-    for number, rows_of_example in by_example(encoded, predicted).items():
+    for number, rows_of_example in rows_by_example(encoded, predicted).items():
         is_predicted = all(rows_of_example.values())
         result = data.task.result(encoded, number, rows_of_example) if is_predicted else BLANK
         texts = data.task.texts(encoded.examples[number]) if with_texts else ()
@@ -60,12 +60,12 @@ def items_of(split: Split, data: Prepared, collector: EachExample | None) -> lis
     return items
 
 
-def of_slices(
+def slice_scores(
     slices: Mapping[str, Slice], split: Split, task: Task, items: Sequence[Item], key: str
 ) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
     texts = [task.texts(example) for example in split.encoded.examples]
-    return scores(members_of(slices, split.name, texts, split.column, key), items)
+    return scores_by_slice(slice_masks(slices, split.name, texts, split.column, key), items)
 
 
 def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) -> Scores:
@@ -89,7 +89,7 @@ def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) 
     return replace(scores, measures=measures, tables=tables)
 
 
-def labels_in(data: Prepared) -> dict[str, int]:
+def labels_in(data: PreparedData) -> dict[str, int]:
     """Return how many training examples have each of `Task.counted`; nothing without labels."""
     if data.task is None or not data.labels:
         return {}
@@ -98,10 +98,10 @@ def labels_in(data: Prepared) -> dict[str, int]:
     return {label: counts[label] for label in data.task.counted}
 
 
-def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
+def linear_baseline(data: PreparedData, split: str) -> dict[str, Any] | None:
     """Return how a linear model on words does on a split; None where there is none for the task.
 
-    Of more than `MOST_IN_WORDS` examples it sees so many, evenly spread. What stands in training,
+    Of more than `MAX_BASELINE_EXAMPLES` it sees so many, evenly spread. What stands in training,
     too, is not scored.
     """
     if data.task is None:
@@ -109,19 +109,19 @@ def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
     whole, others = (data.splits[name].encoded.examples for name in ("train", split))
     seen = frozenset(data.splits[split].seen)
     unseen = [example for number, example in enumerate(others) if number not in seen]
-    train, scored = _spread(whole), _spread(unseen or others)
+    train, scored = _evenly_spread(whole), _evenly_spread(unseen or others)
     right = data.task.right_by_words(train, scored)
     if right is None:
         return None
     counts = {"right": right, "scored": len(scored), "trained_on": len(train), "of": len(whole)}
-    different = len({folded(data.task.equal_by(example)) for example in scored})
+    different = len({fold_text(data.task.equal_by(example)) for example in scored})
     if different < len(scored):
         counts["different"] = different
     return {"split": split, **counts}
 
 
-def _spread(examples: Sequence[Any]) -> list[Any]:
-    count = min(len(examples), MOST_IN_WORDS)
+def _evenly_spread(examples: Sequence[Any]) -> list[Any]:
+    count = min(len(examples), MAX_BASELINE_EXAMPLES)
     return [examples[number] for number in np.linspace(0, len(examples) - 1, count).astype(int)]
 
 
@@ -140,5 +140,4 @@ def _item(split: str, index: int, rows: Sequence[Outcome], result: Result, text:
 
 
 def _rounded(value: float) -> float:
-    to_keep = 7  # significant digits: as many as a float32 holds
-    return float(f"{value:.{to_keep}g}")
+    return float(f"{value:.7g}")  # as many digits as a float32 holds

@@ -14,13 +14,13 @@ MEASURED_STEPS = 12
 """How many steps are taken at most."""
 
 
-def of_main(number: float) -> float:
+def main_value(number: float) -> float:
     """Return the number that the main process has."""
     return float(distributed.broadcast_text(repr(number)))
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def silence_logging() -> Iterator[None]:
     """Say nothing of runs that are only measured, or looked at."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -30,7 +30,7 @@ def quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def seconds_of_step(run: TrainingRun, most: float) -> float:
+def measure_step(run: TrainingRun, max_seconds: float) -> float:
     """Return what a step takes, in the mean of some after the first, which warms up."""
     sizes = run.blueprint.course.sizes
     loader = StepDataLoader(
@@ -40,8 +40,8 @@ def seconds_of_step(run: TrainingRun, most: float) -> float:
     seconds = list[float]()
     for number in range(min(sizes.total_steps, MEASURED_STEPS)):
         began = time.perf_counter()
-        float(run.step(loader.at(number), number).total)  # waits for the device
+        float(run.step(loader.load(number), number).total)  # waits for the device
         seconds.append(time.perf_counter() - began)
-        if of_main(sum(seconds[1:])) > most:
+        if main_value(sum(seconds[1:])) > max_seconds:
             break
     return statistics.mean(seconds[1:] or seconds)

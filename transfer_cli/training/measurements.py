@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.engine.precision import Precision
@@ -21,7 +21,7 @@ MOST_CHARACTERS = 100
 PEAK_TFLOPS = {"H100 PCIe": 756.0, "H100": 989.4, "H200": 989.4, "A100": 312.0}
 """Dense bfloat16, by what the name of a GPU contains (Nvidia's data sheets)."""
 
-_PATHS = frozenset({"train", "validation", "test", "path"})
+_PATH_OPTIONS = frozenset({"train", "validation", "test", "path"})
 """What options of data and tokenizers are called that name files."""
 
 
@@ -31,18 +31,18 @@ def hyperparameters(config: DictConfig, presets: Mapping[str, str]) -> dict[str,
     Lists and paths are left out, and so is what only names the run or says where it works.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    values = {key: _shown(value) for key, value in flat(plain) if _is_listed(key, value)}
-    return values | {group: _shown(option) for group, option in presets.items()}
+    values = {key: _as_cell(value) for key, value in flat_items(plain) if _is_listed(key, value)}
+    return values | {group: _as_cell(option) for group, option in presets.items()}
 
 
 def _is_listed(key: str, value: Any) -> bool:
     name = key.rpartition(".")[2]
-    is_path = isinstance(value, str) and (name in _PATHS or "/" in value)
+    is_path = isinstance(value, str) and (name in _PATH_OPTIONS or "/" in value)
     is_plain = not isinstance(value, list) and name != "_target_"
     return is_plain and not is_path and Role.HYPERPARAMETER in role_of(key)
 
 
-def _shown(value: Any) -> str | float:
+def _as_cell(value: Any) -> str | float:
     """Return a value as the table can hold it: TensorBoard's writer makes numbers of truth."""
     if value is None:
         return "none"

@@ -17,7 +17,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.config.variables import MOST_THREADS
-from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE, state_of_today
+from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE, upgrade_state
 from transfer_cli.engine import distributed
 from transfer_cli.engine.loop import Progress
 from transfer_cli.engine.metrics_logger import rewind
@@ -27,7 +27,13 @@ from transfer_cli.model.weights import DESCRIPTION, read_description
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.environment import RECORD, computing_threads, cores, differences, ran_on
+from transfer_cli.runs.environment import (
+    RECORD,
+    available_cores,
+    computing_threads,
+    differences,
+    numerical_environment,
+)
 from transfer_cli.safe_files import UnreadableError, read_json, read_text
 from transfer_cli.training.checkpoints import CheckpointWriter
 
@@ -35,41 +41,41 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def as_before(directory: RunDirectory, config: DictConfig, *, strict: bool) -> Iterator[None]:
+def same_threads(directory: RunDirectory, config: DictConfig, *, strict: bool) -> Iterator[None]:
     """Compute with as many threads as the newest checkpoint, unless `threads` says otherwise.
 
     What else differs from then is said in one line: the run goes on, and is no longer bit for bit
     the one without a break.
     """
-    surroundings = json.dumps(_surroundings(directory)) if distributed.is_main() else ""
-    then: dict[str, Any] | None = json.loads(distributed.broadcast_text(surroundings))
-    asked = config.threads or (then or {}).get("threads")
-    with computing_threads(asked):
+    record = json.dumps(_read_environment(directory)) if distributed.is_main() else ""
+    then: dict[str, Any] | None = json.loads(distributed.broadcast_text(record))
+    threads = config.threads or (then or {}).get("threads")
+    with computing_threads(threads):
         if distributed.is_main():
             device = device_and_precision(config.device, config.precision).device
-            _compare(then, ran_on(device, distributed.world_size()), strict=strict)
-        if asked is not None and asked * distributed.local_world_size() > cores():
+            _compare(then, numerical_environment(device, distributed.world_size()), strict=strict)
+        if threads is not None and threads * distributed.local_world_size() > available_cores():
             log.info(
                 "threads: %d as before, though there are %d cores here; another number is faster, "
-                "and no longer computes the same bits", asked, cores(),
+                "and no longer computes the same bits", threads, available_cores(),
             )  # fmt: skip
         yield
 
 
-def _surroundings(directory: RunDirectory) -> dict[str, Any] | None:
+def _read_environment(directory: RunDirectory) -> dict[str, Any] | None:
     """Return what the newest checkpoint was computed on; None: it does not say so.
 
     Where there is no checkpoint it is empty.
     """
     for folder in reversed(checkpoint.find_all(directory.checkpoints)):
         try:
-            read: dict[str, Any] = read_json(folder / RECORD)
-            between("threads", int(read["threads"]), 1, MOST_THREADS)
+            record: dict[str, Any] = read_json(folder / RECORD)
+            between("threads", int(record["threads"]), 1, MOST_THREADS)
         except FileNotFoundError:
             return None
         except (OSError, UnreadableError, KeyError, TypeError, ValueError):
             continue  # damaged, as the whole checkpoint then is
-        return read
+        return record
     return {}
 
 
@@ -104,25 +110,26 @@ def restore(
         _begin_anew(directory)
         return 0.0
     state = checkpoint.read_state(newest)
-    patience, minutes = run.blueprint.course.loop.patience, run.blueprint.course.loop.minutes
-    with checkpoint.fitting(newest):
-        state = state_of_today(state)
+    loop, total = run.blueprint.course.loop, run.blueprint.course.sizes.total_steps
+    with checkpoint.as_checkpoint_error(newest):
+        state = upgrade_state(state)
         progress.load_state_dict(state["progress"])
         run.step.stages.load_ends(state["step"]["stages"])
-        total = run.blueprint.course.sizes.total_steps
-        ended = progress.has_ended(total, run.step.stages, patience, minutes)
+        ended = progress.has_ended(total, run.step.stages, loop.patience, loop.minutes)
     if ended and directory.read_status() == "finished":
-        loop, length = run.blueprint.course.loop, ("steps", float(progress.step))
-        length = next(((n, v) for n in ("tokens", "flops") if (v := getattr(loop, n))), length)
-        more = [] if progress.step < total else [f"loop.{length[0]}={2 * length[1]:.12g}"]
-        more += [] if minutes is None else [f"loop.minutes={2 * minutes:g}"]
-        more += [] if patience is None else ["loop.patience=null"]
+        lengths = {"tokens": loop.tokens, "flops": loop.flops, "steps": float(progress.step)}
+        name, length = next((name, value) for name, value in lengths.items() if value is not None)
+        more = [] if progress.step < total else [f"loop.{name}={2 * length:.12g}"]
+        more += [] if loop.minutes is None else [f"loop.minutes={2 * loop.minutes:g}"]
+        more += [] if loop.patience is None else ["loop.patience=null"]
+        cure = f"to go on, give it more, for example {' '.join(more)}"
+        if run.step.stages.is_exhausted:
+            cure = "its last stage ran out of patience; to go on, start a new run with init_from"
         raise FinishedError(
-            f"resume: {directory.path} is finished after {progress.step} steps; "
-            f"to go on, give it more, for example {' '.join(more)}"
+            f"resume: {directory.path} is finished after {progress.step} steps; {cure}"
         )
     _check_base(directory, run.base_hash)
-    with checkpoint.fitting(newest):
+    with checkpoint.as_checkpoint_error(newest):
         checkpoints.fill(newest, state)
         if distributed.is_main():
             if progress.best is None:
@@ -130,13 +137,13 @@ def restore(
             else:
                 checkpoint.restore_best(newest, directory.best, progress.best_step)
             rewind(directory, state["records"])
-        if course := rate_ahead(directory, run.blueprint):
+        if course := rate_change_text(directory, run.blueprint):
             log.info("resume: %s", course)
     log.info("going on after step %d", progress.step)
     return progress.seconds
 
 
-def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
+def rate_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
     """Return what the rate will do in a run that goes on with other steps than it was planned for.
 
     "" where there is nothing to say: no step was taken, or there are as many as before. A schedule
@@ -152,6 +159,7 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
     for before, after in ((loop.tokens, now.tokens), (loop.flops, now.flops)):
         if before and after:
             planned = round(total * before / after)
+    planned = max(planned, step)  # rounded, or given fewer steps than it had taken
     if not 0 < step < total or planned == total:
         return ""
 
@@ -159,18 +167,14 @@ def rate_ahead(directory: RunDirectory, blueprint: Blueprint) -> str:
         stages = blueprint.adaptation.plan_stages(
             blueprint.network.groups, steps, sizes.steps_per_epoch
         )
-        now = next(stage for stage in stages if number < stage.end)
+        stage = next(stage for stage in stages if number < stage.end)
         scheduler = replace(blueprint.course.lr_scheduler, total=steps)
-        return scheduler.get_lr(number, begin=now.begin, end=now.end, factor=now.rate)
+        return scheduler.get_lr(number, begin=stage.begin, end=stage.end, factor=stage.rate)
 
-    before, after, last = (
-        rate_at(step - 1, planned),
-        rate_at(step, total),
-        rate_at(total - 1, total),
-    )
     return (
-        f"planned for {planned:,} steps and now for {total:,}: the rate, {before:.3g} in step "
-        f"{step:,}, is {after:.3g} in step {step + 1:,} and {last:.3g} in the last"
+        f"planned for {planned:,} steps and now for {total:,}: the rate, "
+        f"{rate_at(step - 1, planned):.3g} in step {step:,}, is {rate_at(step, total):.3g} in step "
+        f"{step + 1:,} and {rate_at(total - 1, total):.3g} in the last"
     )
 
 

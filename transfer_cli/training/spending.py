@@ -59,10 +59,10 @@ class Spending:
         self._clock = clock
         self._began = self._noted = clock()
         self._flops = 0
-        self._joules, self._told = 0.0, meter.tells
+        self._joules, self._all_metered = 0.0, meter.has_reading
         self._earlier: Mapping[str, Any] = {}
 
-    def go_on(self, directory: RunDirectory) -> None:
+    def load_earlier(self, directory: RunDirectory) -> None:
         """Begin with what the run has spent before; what cannot be read counts as nothing."""
         try:
             earlier = read_json(directory.timing).get(SPENT)
@@ -77,12 +77,12 @@ class Spending:
         """
         parts = [part for number in flops for part in divmod(number, _PART)]
         joules = self._meter.joules()
-        silent = 0.0 if self._meter.tells else 1.0
+        silent = 0.0 if self._meter.has_reading else 1.0
         *summed, joules, silent = distributed.all_reduce_sum([*parts, joules, silent])
         high, low, high_real, low_real = map(int, summed)
         together = Flops(high * _PART + low, high_real * _PART + low_real)
         self._flops += together.done
-        self._joules, self._told = joules, not silent
+        self._joules, self._all_metered = joules, not silent
         return together
 
     def is_due(self) -> bool:
@@ -92,7 +92,7 @@ class Spending:
             return False
         self._noted = self._clock()
         if distributed.world_size() == 1:
-            self._joules, self._told = self._meter.joules(), self._meter.tells
+            self._joules, self._all_metered = self._meter.joules(), self._meter.has_reading
         return True
 
     def record(self, since: Flops = Flops()) -> dict[str, Any]:  # noqa: B008 - a tuple
@@ -100,15 +100,15 @@ class Spending:
         processes = distributed.world_size()
         seconds = (self._clock() - self._began) * processes
         flops = self._flops + since.done * processes
-        joules = self._before("joules", 0.0)
+        joules = self._spent("joules", 0.0)
         source = self._meter.source
-        if joules is None and self._told:
+        if joules is None and self._all_metered:
             source += ", but not of all that came before a resume"
-        joules = joules + self._joules if joules is not None and self._told else None
+        joules = joules + self._joules if joules is not None and self._all_metered else None
         kg_co2 = self._footprint.kg_co2(joules)
         return {
-            "device_seconds": round(seconds + (self._before("device_seconds", 0.0) or 0.0), 3),
-            "flops": flops + int(self._before("flops", 0) or 0),
+            "device_seconds": round(seconds + (self._spent("device_seconds", 0.0) or 0.0), 3),
+            "flops": flops + int(self._spent("flops", 0) or 0),
             "joules": None if joules is None else round(joules, 3),
             "joules_source": source,
             "kg_co2": None if kg_co2 is None else float(f"{kg_co2:.6g}"),
@@ -118,7 +118,7 @@ class Spending:
         """Write down what was spent by now."""
         write_json(directory.timing, {SPENT: self.record(since)})
 
-    def _before(self, name: str, nothing: float) -> float | None:
+    def _spent(self, name: str, nothing: float) -> float | None:
         """Return what was spent of something before this; None where that is not known."""
         if not self._earlier:
             return nothing

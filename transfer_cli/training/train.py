@@ -23,12 +23,12 @@ from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import FinishedError, RunError
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.atomic import write_text, writing
+from transfer_cli.runs.atomic import as_run_error, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
-from transfer_cli.training.checkpoints import DESCRIBED, describe
-from transfer_cli.training.energy import Meter, meter_of
-from transfer_cli.training.resume import as_before
+from transfer_cli.training.checkpoints import DESCRIPTION_FILES, describe_model
+from transfer_cli.training.energy import Meter, device_meter
+from transfer_cli.training.resume import same_threads
 from transfer_cli.training.spending import Footprint, Spending
 from transfer_cli.training.trainer import Trainer
 from transfer_cli.training.workers import in_process_group
@@ -53,24 +53,24 @@ class Foresight:
     blueprint: Callable[[Blueprint], Blueprint]
 
 
-_NONE = Foresight(lambda config, _command, typed: (config, typed), lambda blueprint: blueprint)
+_NO_FORESIGHT = Foresight(lambda config, _command, line: (config, line), lambda plan: plan)
 
 
 def train(
     config: DictConfig,
     command: str,
     typed: CommandLine | None = None,
-    foresight: Foresight = _NONE,
+    foresight: Foresight = _NO_FORESIGHT,
 ) -> Path:
     """Run one training job: config, data, model, objective, engine; return the run directory."""
     typed = typed or CommandLine()
     with handlers.end_on_signal(), in_process_group(config):
         begun = find_run(config.resume, config.run.dir) if distributed.is_main() else None
-        directory = _of_main(begun)
+        directory = _share_directory(begun)
         if directory is None:
-            return _begin(config, command, typed, foresight)
+            return _begin_run(config, command, typed, foresight)
         try:
-            _go_on(config, command, directory, typed.overrides, foresight)
+            _resume_run(config, command, directory, typed.overrides, foresight)
         except FinishedError as finished:
             if config.resume != AUTO:
                 raise
@@ -78,16 +78,16 @@ def train(
         return directory.path
 
 
-def _begin(config: DictConfig, command: str, typed: CommandLine, foresight: Foresight) -> Path:
+def _begin_run(config: DictConfig, command: str, typed: CommandLine, foresight: Foresight) -> Path:
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
-    spending = _spending(config)
+    spending = _build_spending(config)
     config, typed = foresight.config(config, command, typed)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
     run = replace(run, blueprint=foresight.blueprint(run.blueprint))
-    made = _make(command, run, typed) if distributed.is_main() else None
-    directory = _of_main(made)
+    directory = _make_directory(command, run, typed) if distributed.is_main() else None
+    directory = _share_directory(directory)
     assert directory is not None  # noqa: S101 - the main process has made it, or failed
     try:
         Trainer(command, run, directory, spending).train()
@@ -96,35 +96,37 @@ def _begin(config: DictConfig, command: str, typed: CommandLine, foresight: Fore
     return directory.path
 
 
-def _spending(config: DictConfig) -> Spending:
+def _build_spending(config: DictConfig) -> Spending:
     """Return what adds up the spending of this process from now on."""
-    asked, meter = config.cost, Meter("cost.energy=off")
-    if asked.energy == "auto":
+    cost, meter = config.cost, Meter("cost.energy=off")
+    if cost.energy == "auto":
         device = device_and_precision(config.device, config.precision).device
-        meter = meter_of(device)
-        log.info("energy: %s", meter.source if meter.tells else f"not known: {meter.source}")
-    return Spending(meter, Footprint(asked.pue, asked.kg_per_kwh))
+        meter = device_meter(device)
+        log.info("energy: %s", meter.source if meter.has_reading else f"not known: {meter.source}")
+    return Spending(meter, Footprint(cost.pue, cost.kg_per_kwh))
 
 
-def _make(command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:
+def _make_directory(command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:
     """Make the run directory, with all that is known before the first step."""
     config = run.blueprint.config
     if config.run.dir is not None:
         directory = RunDirectory.create(Path(config.run.dir).expanduser())
     else:
-        chosen = typed.presets
-        main = chosen.get("objective" if command == "pretrain" else "adaptation", command)
-        name = "-".join([chosen.get("data", "data"), main, chosen.get("model", "")]).strip("-")
+        presets = typed.presets
+        main = presets.get("objective" if command == "pretrain" else "adaptation", command)
+        name = "-".join([presets.get("data", "data"), main, presets.get("model", "")]).strip("-")
         directory = RunDirectory.create_new(Path(config.run.root).expanduser() / command, name)
     try:
-        with writing(directory.path):
+        with as_run_error(directory.path):
             # Whoever reads the weights of a checkpoint needs these, too.
             directory.model.mkdir()
-            with checkpoint.listed(directory.model, DESCRIBED):
-                describe(run, directory.model)
+            with checkpoint.listing_files(directory.model, DESCRIPTION_FILES):
+                describe_model(run, directory.model)
             write_text(directory.plan, f"{plan_page(run.blueprint)}\n")
             run.origins.save(directory)
-            directory.start(command, as_yaml(config), typed.overrides, typed.presets, environment())
+            directory.write_start(
+                command, as_yaml(config), typed.overrides, typed.presets, environment()
+            )
     except BaseException:
         directory.discard()
         directory.unlock()
@@ -132,14 +134,13 @@ def _make(command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:
     return directory
 
 
-def _of_main(directory: RunDirectory | None) -> RunDirectory | None:
+def _share_directory(directory: RunDirectory | None) -> RunDirectory | None:
     """Return the run directory that the main process has, or has found not to be there."""
-    named = distributed.broadcast_text(
-        str(directory.path.absolute()) if directory is not None else ""
-    )
-    if distributed.is_main() or not named:
+    place = "" if directory is None else str(directory.path.absolute())
+    place = distributed.broadcast_text(place)
+    if distributed.is_main() or not place:
         return directory
-    path, deadline = Path(named), time.monotonic() + SECONDS_TO_APPEAR
+    path, deadline = Path(place), time.monotonic() + SECONDS_TO_APPEAR
     while not path.is_dir():
         if time.monotonic() > deadline:
             raise RunError(
@@ -150,7 +151,7 @@ def _of_main(directory: RunDirectory | None) -> RunDirectory | None:
     return RunDirectory(path)
 
 
-def _go_on(
+def _resume_run(
     config: DictConfig,
     command: str,
     directory: RunDirectory,
@@ -167,8 +168,8 @@ def _go_on(
         if distributed.is_main():
             directory.clear_leftovers()
             checkpoint.clear_leftovers(directory.checkpoints)
-        with as_before(directory, stored, strict=config.resume_strict):
-            spending = _spending(stored)
+        with same_threads(directory, stored, strict=config.resume_strict):
+            spending = _build_spending(stored)
             run = build_run(stored, command, typed, Origins(directory, config.data_changed))
             run = replace(run, blueprint=foresight.blueprint(run.blueprint))
             Trainer(command, run, directory, spending).resume(typed)

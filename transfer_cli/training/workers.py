@@ -34,14 +34,13 @@ from transfer_cli.errors import (
     WorkerError,
     between,
 )
-from transfer_cli.runs.environment import cores, processes_of
-from transfer_cli.terminal import heeded, leave_dead_terminal
+from transfer_cli.runs.environment import available_cores, num_processes
+from transfer_cli.terminal import leave_dead_terminal, without_ignored
 
 log = logging.getLogger(__name__)
 
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-_FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
+_FINAL_EXIT_CODES = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
 
 
@@ -60,11 +59,11 @@ def in_process_group(config: DictConfig | EvaluateConfig | PredictConfig) -> Ite
         raise PeerError(str(error), error.exit_code) from error
     with process_group(device, config.timeout_minutes):
         values = plain_values(config)
-        _check_alike({k: v for k, v in values.items() if Role.PER_PROCESS not in role_of(k)})
+        _check_same_config({k: v for k, v in values.items() if Role.PER_PROCESS not in role_of(k)})
         yield
 
 
-def _check_alike(config: Mapping[str, Any]) -> None:
+def _check_same_config(config: Mapping[str, Any]) -> None:
     digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8).hexdigest()
     digests = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
     other = [number for number, text in enumerate(digests) if text != digests[0]]
@@ -75,7 +74,7 @@ def _check_alike(config: Mapping[str, Any]) -> None:
         )
 
 
-def start(words: Sequence[str], processes: int, restarts: int) -> None:
+def start_workers(words: Sequence[str], processes: int, restarts: int) -> None:
     """Run a command on several processes of this machine, and wait for them.
 
     The launcher is torch's own (that of torchrun). A process that dies takes the others with it;
@@ -101,7 +100,9 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
                 rdzv_endpoint="localhost:0",
                 local_addr="127.0.0.1",
                 max_restarts=0,
-                signals_to_handle=",".join(signal.Signals(n).name for n in heeded(_SIGNALS)),
+                signals_to_handle=",".join(
+                    signal.Signals(n).name for n in without_ignored(_SIGNALS)
+                ),
             ),
             sys.executable,
         )
@@ -109,11 +110,11 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
             launch("-P", "-m", "transfer_cli", *words)
         except ChildFailedError as error:
             _, failure = error.get_first_failure()
-            if failure.exitcode in _FINAL or left == 0:
-                raise _ending(failure.exitcode, failure.local_rank) from error
+            if failure.exitcode in _FINAL_EXIT_CODES or left == 0:
+                raise _exit_error(failure.exitcode, failure.local_rank) from error
             log.warning(
                 "process %d ended with %s; starting all %d again, %d time(s) left",
-                failure.local_rank, _named(failure.exitcode), processes, left - 1,
+                failure.local_rank, _exit_name(failure.exitcode), processes, left - 1,
             )  # fmt: skip
         except SignalException as stop:
             leave_dead_terminal()
@@ -123,14 +124,14 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
             return
 
 
-def processes_asked(config: Mapping[str, Any]) -> int:
+def requested_processes(config: Mapping[str, Any]) -> int:
     """Return how many processes `devices` asks for, and refuse numbers that cannot be."""
     devices = config["devices"]
     if devices == "auto" and distributed.started_by_torchrun():
         devices = int(os.environ["WORLD_SIZE"])
-    devices = processes_of(devices, config["device"])
+    devices = num_processes(devices, config["device"])
     # One process a GPU, and no machine has more of them than this; each takes half a GB.
-    between("devices:", devices, 1, max(16, 2 * cores()), ConfigError)
+    between("devices:", devices, 1, max(16, 2 * available_cores()), ConfigError)
     if devices > 1 and distributed.started_by_torchrun():
         world = int(os.environ["WORLD_SIZE"])
         if devices != world:
@@ -140,12 +141,12 @@ def processes_asked(config: Mapping[str, Any]) -> int:
     return devices
 
 
-def wanted(devices: int) -> bool:
+def starts_workers(devices: int) -> bool:
     """Return whether this process is to start others instead of working itself."""
     return devices > 1 and not distributed.started_by_torchrun()
 
 
-def overrides(typed: Sequence[str], folder: str | None) -> list[str]:
+def worker_overrides(typed: Sequence[str], folder: str | None) -> list[str]:
     """Return what was typed, with the run directory that a sweep has chosen for its job."""
     if folder is None:
         return list(typed)
@@ -155,7 +156,7 @@ def overrides(typed: Sequence[str], folder: str | None) -> list[str]:
 
 def _prepare_environment(processes: int) -> None:
     """Set the environment of the processes: their share of the cores, and the package's folder."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // processes)))
     # After a signal, torch kills a process after 30 seconds; a large model takes longer to save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     # Not the working folder, whose files could hide modules.
@@ -164,15 +165,16 @@ def _prepare_environment(processes: int) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([place, *(p for p in known if p and p != place)])
 
 
-def _ending(code: int, number: int) -> Exception:
+def _exit_error(code: int, number: int) -> Exception:
     if code > 0:
         return PeerError(f"process {number} failed", code)
     return WorkerError(
-        f"process {number} was killed by {_named(code)}, and the others were ended; if it took too "
-        "much memory lower loop.micro_batch; the last checkpoint is whole: go on with resume=auto",
+        f"process {number} was killed by {_exit_name(code)}, and the others were ended; if it took "
+        "too much memory lower loop.micro_batch; the last checkpoint is whole: go on with "
+        "resume=auto",
         128 - code,
     )
 
 
-def _named(code: int) -> str:
+def _exit_name(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

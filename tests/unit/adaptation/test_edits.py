@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edit import Edit, make_edit
+from transfer_cli.adaptation.edit import Edit, apply_edit
 from transfer_cli.adaptation.edits import (
     IA3,
     Adapters,
@@ -214,13 +214,13 @@ def test_a_parallel_adapter_reads_what_the_feed_forward_layer_reads(residual):
         part = block.get_submodule(name)
         part.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
     beside.register_forward_hook(lambda module, inputs, out: seen.append(out))
-    update = block.feed(hidden, hidden, AttentionInputs())
+    update = block.feed_forward_update(hidden, hidden, AttentionInputs())
     del block.sites["beside_feed_forward"]
 
     assert torch.equal(*read)
     down, up = beside.down, beside.up
     assert_close(seen[0], 3 * up(torch.relu(down(hidden))))
-    assert_close(update, block.feed(hidden, hidden, AttentionInputs()) + seen[0])
+    assert_close(update, block.feed_forward_update(hidden, hidden, AttentionInputs()) + seen[0])
 
 
 def test_adapters_behind_and_beside_a_layer_combine_and_two_beside_it_do_not():
@@ -458,14 +458,14 @@ class IsForgotten(Adapters):
 )
 def test_an_edit_that_does_not_account_for_its_parameters_is_refused(edit, message):
     with pytest.raises(ValueError, match=message):
-        make_edit(edit, "own", tiny.model(), SPECIAL)
+        apply_edit(edit, "own", tiny.model(), SPECIAL)
 
 
 def test_an_edit_on_an_edited_model_accounts_for_its_own_parameters_alone():
     model = tiny.model()
 
-    make_edit(Adapters(4), "first", model, SPECIAL)
-    make_edit(NewRows(), "second", model, SPECIAL)
+    apply_edit(Adapters(4), "first", model, SPECIAL)
+    apply_edit(NewRows(), "second", model, SPECIAL)
 
     assert model.backbone.new_rows.edit == "second"
     assert model.backbone.blocks[0].sites["after_attention"].edit == "first"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.adaptation.adaptation import Adaptation, select
+from transfer_cli.adaptation.adaptation import Adaptation, select_parameters
 from transfer_cli.adaptation.plans import (
     AllAtOnce,
     Biases,
@@ -107,7 +107,7 @@ def test_new_is_what_pretraining_did_not_fill_with_heads_and_added_modules(group
 def test_norms_train_beside_new_weights_where_they_are_asked_to():
     (patterns,) = trains(NewWeights(norms=True), EDITED_GROUPS)
 
-    chosen = select(patterns, EDITED_GROUPS)
+    chosen = select_parameters(patterns, EDITED_GROUPS)
 
     names = {name for name, _ in EDITED.named_parameters()}
     assert chosen == {n for n in names if "norm" in n or ".sites." in n or n.startswith("heads.")}
@@ -125,7 +125,7 @@ def test_a_model_without_biases_is_told_what_else_trains_little():
 def test_biases_train_and_so_does_all_that_is_new():
     (patterns,) = trains(Biases(), EDITED_GROUPS)
 
-    chosen = select(patterns, EDITED_GROUPS)
+    chosen = select_parameters(patterns, EDITED_GROUPS)
 
     names = {name for name, _ in EDITED.named_parameters()}
     assert chosen == {
@@ -285,12 +285,12 @@ ALL = {name for name, _ in SCRATCH_MODEL.named_parameters()}
     ],
 )
 def test_patterns_match_groups_and_with_a_slash_parameters(patterns, wanted):
-    assert select(patterns, SCRATCH_GROUPS) == {name for name in ALL if wanted(name)}
+    assert select_parameters(patterns, SCRATCH_GROUPS) == {name for name in ALL if wanted(name)}
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_and_all_groups():
     with pytest.raises(SelectionError) as refused:
-        select(["head.*", "blok.2"], SCRATCH_GROUPS)
+        select_parameters(["head.*", "blok.2"], SCRATCH_GROUPS)
 
     text = str(refused.value)
     assert "'blok.2' matches no parameter. Did you mean 'block.2'?" in text
@@ -299,7 +299,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_and_all_grou
 
 def test_added_is_no_group_where_nothing_was_added():
     with pytest.raises(SelectionError, match=r"'added\.\*' matches no parameter"):
-        select(["added.*"], SCRATCH_GROUPS)
+        select_parameters(["added.*"], SCRATCH_GROUPS)
 
 
 HEAD = {name for name in ALL if name.startswith("heads.")}

@@ -13,7 +13,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edit import make_edit
+from transfer_cli.adaptation.edit import apply_edit
 from transfer_cli.adaptation.edits import Adapters, LoRA
 from transfer_cli.analysis import cka as module
 from transfer_cli.analysis.cka import cka
@@ -23,16 +23,17 @@ from transfer_cli.analysis.edges import (
     expected_layer,
     micro_f1,
     read_edges,
-    trained,
+    train_span_probe,
 )
 from transfer_cli.analysis.embeddings import principal_components
 from transfer_cli.analysis.neurons import PropertySums, TokenProperties, UnitSums, contexts_of
-from transfer_cli.analysis.pictures import drawn
+from transfer_cli.analysis.pictures import draw_charts
 from transfer_cli.analysis.similarity import ALL, moved_weights
 from transfer_cli.batch import with_facts
 from transfer_cli.data.tokenizer_recipes import WordPiece
+from transfer_cli.errors import DataError
 from transfer_cli.model.added import merge
-from transfer_cli.model.probes import units_by_place
+from transfer_cli.model.probes import watch_units
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.reports.finding import Finding, FindingTable, Lines, Matrix, Points
@@ -74,9 +75,8 @@ def test_the_debiased_estimate_is_that_of_kernels_without_diagonals():
         sums = one.sum() * two.sum() / ((count - 1) * (count - 2))
         return (one @ two).trace() + sums - 2 / (count - 2) * (one @ two).sum()
 
-    wanted = (
-        hsic(first_ND, second_ND) / (hsic(first_ND, first_ND) * hsic(second_ND, second_ND)).sqrt()
-    )
+    own, other = hsic(first_ND, first_ND), hsic(second_ND, second_ND)
+    wanted = hsic(first_ND, second_ND) / (own * other).sqrt()
     assert alike(first_ND, second_ND, debiased=True) == pytest.approx(float(wanted), abs=1e-6)
 
 
@@ -126,7 +126,7 @@ def test_groups_and_kinds_hold_every_parameter_once():
 
 def test_low_rank_updates_are_in_what_they_change_and_stand_apart():
     start, model = pair()
-    make_edit(LoRA(rank=2, targets=["query"]), "lora", model, {})
+    apply_edit(LoRA(rank=2, targets=["query"]), "lora", model, {})
     tiny.lively(model)
     merged = copy.deepcopy(model)
     merge(merged)
@@ -141,7 +141,7 @@ def test_low_rank_updates_are_in_what_they_change_and_stand_apart():
 def test_what_cannot_be_compared_is_counted_and_not_measured():
     start, _ = pair()
     other, _ = pair(feedforward=48)
-    make_edit(Adapters(2), "bottleneck", other, {})
+    apply_edit(Adapters(2), "bottleneck", other, {})
 
     moved = moves(other, start)
     assert moved["block.0", "attention"].relative == 0
@@ -151,7 +151,7 @@ def test_what_cannot_be_compared_is_counted_and_not_measured():
 
 def test_the_model_that_is_looked_at_stays_as_it_was():
     start, model = pair()
-    make_edit(LoRA(rank=2, targets=["query"]), "lora", model, {})
+    apply_edit(LoRA(rank=2, targets=["query"]), "lora", model, {})
     before, names = tiny.weights_of(model), [name for name, _ in model.named_modules()]
 
     moved_weights(model, start)
@@ -251,7 +251,7 @@ def test_units_are_what_the_second_layer_reads_at_each_place(changes, padded):
     units, outputs, feed_forward = {}, [], model.backbone.blocks[0].feed_forward
     hook = feed_forward.register_forward_hook(lambda module, given, out: outputs.append(out))
 
-    with hook, units_by_place(model.backbone, units.__setitem__):
+    with hook, watch_units(model.backbone, units.__setitem__):
         _ = Encoding(model, batch).states
 
     assert list(units) == [0, 1, 2]
@@ -272,7 +272,7 @@ def test_properties_are_those_of_each_token_of_the_texts():
     properties = TokenProperties(tokenizer, ["a", "b"])
 
     is_text_N = properties.is_text(batch)
-    properties_NP = properties.of_batch(batch)[is_text_N]
+    properties_NP = properties.property_values(batch)[is_text_N]
 
     pieces = tokenizer.pieces([token for row in rows for token in row[1:-1]])
     columns = dict(zip(properties.names, properties_NP.T.tolist(), strict=True))
@@ -319,6 +319,13 @@ def test_targets_are_read_as_jiant_writes_them(tmp_path):
     ]
 
 
+def test_all_targets_have_as_many_spans(tmp_path):
+    targets = [target(), target(span2=[0, 1]), target()]
+
+    with pytest.raises(DataError, match=r"line 1: some targets have a span2 and some none"):
+        read_edges(write(tmp_path / "a.jsonl", {"text": "a b", "targets": targets}))
+
+
 def test_f1_counts_each_label_of_each_target():
     label = torch.tensor([[1.0, 0, 0], [0, 1, 1]])
     logits = torch.tensor([[2.0, 1, -1], [-1, 1, -1]])
@@ -348,12 +355,12 @@ def agreeing(units, seed):
 def test_a_probe_of_two_spans_finds_how_they_belong_together_and_in_which_layer():
     train, other = agreeing(200, 0), agreeing(100, 1)
 
-    probe = trained(train, other, seed=0)
+    probe = train_span_probe(train, other, seed=0)
 
     assert micro_f1(probe.logits(other), other.label) > 0.9
     assert probe.raw.softmax(0)[1] > 0.55
-    below = trained(train.up_to(0), other.up_to(0), seed=0)
-    assert micro_f1(below.logits(other.up_to(0)), other.label) < 0.7
+    below = train_span_probe(train.up_to_layer(0), other.up_to_layer(0), seed=0)
+    assert micro_f1(below.logits(other.up_to_layer(0)), other.label) < 0.7
 
 
 def test_training_a_probe_leaves_the_random_numbers_of_others_alone():
@@ -361,7 +368,7 @@ def test_training_a_probe_leaves_the_random_numbers_of_others_alone():
     expected = torch.rand(2)
     torch.manual_seed(3)
 
-    trained(agreeing(20, 0), agreeing(20, 1), seed=0)
+    train_span_probe(agreeing(20, 0), agreeing(20, 1), seed=0)
 
     assert torch.equal(torch.rand(2), expected)
 
@@ -389,13 +396,20 @@ FOUND = Finding(
 def test_every_chart_is_drawn_also_where_values_are_missing(chart):
     pytest.importorskip("matplotlib")
 
-    assert drawn({"it": chart})["it"].startswith(b"\x89PNG")
+    assert draw_charts({"it": chart})["it"].startswith(b"\x89PNG")
+
+
+def test_a_missing_value_leaves_the_colours_of_the_others_alone():
+    pytest.importorskip("matplotlib")
+    charts = {ends: Matrix([[0.1, 0.9, None]], "x", "y", ends) for ends in (None, (0.1, 0.9))}
+
+    assert len({*draw_charts(charts).values()}) == 1
 
 
 def test_without_matplotlib_there_are_no_pictures(monkeypatch):
     monkeypatch.setattr("transfer_cli.analysis.pictures.find_spec", lambda name: None)
 
-    assert drawn({"it": Matrix([[1.0]], "row", "column")}) == {}
+    assert draw_charts({"it": Matrix([[1.0]], "row", "column")}) == {}
 
 
 def test_a_file_holds_the_first_table_and_is_read_again():

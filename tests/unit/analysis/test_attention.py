@@ -23,9 +23,9 @@ from transfer_cli.analysis.head_maps import (
     MEASURES,
     HeadSummaries,
     ReadSequence,
-    in_units,
-    maps_of,
+    attention_maps,
     rollout,
+    round_to_units,
     sequences_of,
 )
 from transfer_cli.batch import with_facts
@@ -34,10 +34,10 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DataError, NotFiniteError
-from transfer_cli.model.probes import probed
+from transfer_cli.model.probes import set_probe
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.reports.page import analyses_page
-from transfer_cli.reports.sections import shown_finding
+from transfer_cli.reports.sections import finding_html
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.task import DialogTask
@@ -52,7 +52,7 @@ def finding():
 
 
 def section_of(result):
-    return shown_finding(result, [])
+    return finding_html(result, [])
 
 
 def arrays(result):
@@ -133,7 +133,7 @@ def test_rows_sum_to_one_in_half_precision_too():
     looked_at = replace(subject(attending.model()), precision=half)
 
     (sequence,) = sequences_of(looked_at.split, [1])
-    maps = maps_of(looked_at, sequence).maps
+    maps = attention_maps(looked_at, sequence).maps
 
     np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
     assert not np.triu(maps, 1).any()
@@ -156,7 +156,7 @@ def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
     looked_at = subject(model, shown=PAIRS if task is None else task.sample())
     rows = np.arange(len(looked_at.split.data))
     batch, beside = with_facts(looked_at.split.data.batch(rows)), {}
-    with torch.no_grad(), probed(model.backbone, probabilities=beside.__setitem__):
+    with torch.no_grad(), set_probe(model.backbone, probabilities=beside.__setitem__):
         _ = Encoding(model, batch).states
     together = torch.stack(list(beside.values()), 1)[batch["mask"].flatten(0, -2).any(1)]
 
@@ -165,7 +165,7 @@ def test_sequences_are_read_alone_as_they_are_in_their_batch(task, direction):
     assert len(sequences) == len(together)
     for sequence, maps_LHTT in zip(sequences, together, strict=True):
         size = len(sequence.tokens)
-        alone = maps_of(looked_at, sequence).maps
+        alone = attention_maps(looked_at, sequence).maps
         np.testing.assert_allclose(alone, maps_LHTT[..., :size, :size], atol=1e-5, rtol=0)
         assert not maps_LHTT[..., :size, size:].any()
 
@@ -223,9 +223,8 @@ def test_places_of_a_shared_block_have_maps_of_their_own():
 
 def test_blocks_of_running_text_are_cut_to_their_first_tokens():
     looked_at, split = subject(attending.model()), Split("test", tiny.blocks(200, 24))
-    looked_at = replace(
-        looked_at, material=Material("text", ("test",), None, lambda name: split), asked=("test",)
-    )
+    material = Material("text", ("test",), None, lambda _: split)
+    looked_at = replace(looked_at, material=material, split_names=("test",))
 
     first = AttentionMaps(texts=2, longest=6)(looked_at).as_json()["texts"][0]
 
@@ -276,7 +275,7 @@ def test_queries_of_zero_look_everywhere_alike_with_an_entropy_of_ln_t():
             block.attention.packed.bias[:wide] = 0
     summaries, batch = HeadSummaries(3, 2, SEP), batch_of([7] * length)
 
-    with torch.no_grad(), probed(backbone, probabilities=partial(summaries.add, batch=batch)):
+    with torch.no_grad(), set_probe(backbone, probabilities=partial(summaries.add, batch=batch)):
         backbone(batch["tokens"], batch["mask"])
 
     entropy = sum(math.log(t) for t in range(1, length + 1)) / length
@@ -371,7 +370,7 @@ def test_whole_numbers_sum_to_their_units_are_less_than_one_off_and_zero_stays()
     shares /= shares.sum(-1, keepdims=True)
 
     for units in (255, 10_000):
-        numbers = in_units(shares, units)
+        numbers = round_to_units(shares, units)
 
         assert (numbers.sum(-1) == units).all()
         assert np.abs(numbers - shares * units).max() < 1.001
@@ -380,7 +379,8 @@ def test_whole_numbers_sum_to_their_units_are_less_than_one_off_and_zero_stays()
 
 
 def test_what_is_left_goes_to_the_largest_remainders():
-    assert in_units(np.array([[0.5, 0.3, 0.2], [1, 1, 1]]), 8).tolist() == [[4, 2, 2], [3, 3, 2]]
+    shares = np.array([[0.5, 0.3, 0.2], [1, 1, 1]])
+    assert round_to_units(shares, 8).tolist() == [[4, 2, 2], [3, 3, 2]]
 
 
 def sequence(length, **by_position):

@@ -11,16 +11,16 @@ from transfer_cli.analysis.attributions import (
     METHODS,
     MOST_STEPS,
     Attributions,
-    attribution_of,
+    attribute_words,
     faithfulness,
     gradient_times_input,
     integrated_gradients,
 )
 from transfer_cli.analysis.explained_text import ChosenTexts, Explainer, words_of
-from transfer_cli.analysis.importance import Importance, head_gradients, importance_of
+from transfer_cli.analysis.importance import Importance, head_gradients, head_importance
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
-from transfer_cli.model.probes import all_heads, gated
+from transfer_cli.model.probes import head_ones, set_gates
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -60,8 +60,8 @@ def bag_of_embeddings(model):
 
 def of_text(subject, number=1, label=None):
     explainer = Explainer(subject)
-    text = list(ChosenTexts(subject, explainer, label).spread(100))[number]
-    return explainer, text, attribution_of(explainer, text, at_once=8)
+    text = list(ChosenTexts(subject, explainer, label).evenly_spread(100))[number]
+    return explainer, text, attribute_words(explainer, text, at_once=8)
 
 
 def test_all_methods_give_the_weight_times_the_embedding_of_a_linear_function():
@@ -124,7 +124,7 @@ def test_scores_add_up_to_the_change_from_the_baseline(kind):
     explainer, text, attribution = of_text(looked_at(**kind))
 
     every = frozenset(range(len(text.words)))
-    outputs, _ = explainer.without(text, [frozenset(), every])
+    outputs, _ = explainer.score_without(text, [frozenset(), every])
 
     path, scores = attribution.path, attribution.scores["integrated_gradients"]
     assert path.change == pytest.approx(float(outputs[0] - outputs[1]), rel=1e-3, abs=1e-4)
@@ -138,7 +138,7 @@ def test_a_deleted_word_is_as_if_it_had_not_been_there():
     number = [word.shown for word in text.words].index("ate")
     without = TASK.encode([Example("the cat a hat", 0)], TOKENIZER, 32, "causal").batch([0])
 
-    outputs, _ = explainer.without(text, [frozenset(), frozenset({number})])
+    outputs, _ = explainer.score_without(text, [frozenset(), frozenset({number})])
 
     assert explainer.removal == "delete"
     with torch.no_grad():
@@ -175,7 +175,7 @@ def test_faithfulness_is_how_much_less_sure_a_model_is():
     values = faithfulness(explainer, text, [order, order[::-1]])
 
     # Of five words a tenth is one word, and a half are two.
-    _, sure = explainer.without(text, [frozenset(), frozenset({0}), frozenset({0, 1}),
+    _, sure = explainer.score_without(text, [frozenset(), frozenset({0}), frozenset({0, 1}),
                                        frozenset({2, 3, 4})])  # fmt: skip
     assert values.shape == (2, 2, 5)
     assert values[0, 0, [0, 4]] == pytest.approx((sure[0] - sure[1:3]).numpy(), abs=1e-6)
@@ -256,9 +256,9 @@ def test_a_gradient_says_how_the_loss_changes_when_a_head_counts_less(kind):
     gradient = gradients(model, objective, DATA).sum(0)
 
     for layer, head in ((0, 1), (2, 0)):
-        factors = all_heads(model.backbone).double()
+        factors = head_ones(model.backbone).double()
         factors[layer, head] = 1 - 1e-4
-        with gated(model.backbone, factors):
+        with set_gates(model.backbone, factors):
             change = loss(model, objective, DATA)
         change -= loss(model, objective, DATA)
 
@@ -334,7 +334,7 @@ def test_gradients_of_a_linear_model_add_up_to_what_all_heads_do():
         with torch.no_grad():
             return objective.outputs(model, batch, Encoding(model, batch))[:, 0]
 
-    with gated(model.backbone, torch.zeros(1, 2)):
+    with set_gates(model.backbone, torch.zeros(1, 2)):
         without = logits()
 
     sums = torch.from_numpy(gradients(model, objective, DATA).sum((1, 2))).float()
@@ -344,7 +344,7 @@ def test_gradients_of_a_linear_model_add_up_to_what_all_heads_do():
 def test_importance_does_not_cancel_out_between_examples():
     gradient = np.array([[[3.0, 4.0], [0.0, 0.0]], [[-3.0, 4.0], [0.0, 0.0]]])
 
-    np.testing.assert_allclose(importance_of(gradient), [[0.6, 0.8], [0, 0]])
+    np.testing.assert_allclose(head_importance(gradient), [[0.6, 0.8], [0, 0]])
 
 
 def test_what_is_left_out_is_scored_as_evaluate_scores_it():
@@ -356,7 +356,7 @@ def test_what_is_left_out_is_scored_as_evaluate_scores_it():
     content = result.as_json()
     whole = tiny.measures(model, objective, DATA)
     assert content["values"]["error_rate"] == whole["error_rate"]
-    with gated(model.backbone, all_heads(model.backbone), without_feed_forward={2}):
+    with set_gates(model.backbone, head_ones(model.backbone), without_feed_forward={2}):
         without = tiny.measures(model, objective, DATA)
     entry = content["left_out"]["feed_forward"][2]
     assert entry == {
@@ -371,7 +371,7 @@ def test_what_is_left_out_is_scored_as_evaluate_scores_it():
     assert shares == [0, 1, 2, 3, 4, 5, 6]
     first, last = content["pruning"][0], content["pruning"][-1]
     assert first["measure"] == first["random"] == whole["error_rate"]
-    with gated(model.backbone, torch.zeros(3, 2)):
+    with set_gates(model.backbone, torch.zeros(3, 2)):
         assert last["loss"] == tiny.measures(model, objective, DATA)["loss"]
     assert last["loss"] == last["random_loss"]
 

@@ -11,15 +11,15 @@ from torch.testing import assert_close
 from tests import subjects, tiny
 from transfer_cli.analysis.probes import linear, mlp
 from transfer_cli.analysis.probes.layer_probes import baselines, relabelled, scores
-from transfer_cli.analysis.probes.linear import learnt_shares, solved
-from transfer_cli.analysis.probes.sought import made
+from transfer_cli.analysis.probes.linear import fit_probe, learn_shares
+from transfer_cli.analysis.probes.sought import surface_task
 from transfer_cli.analysis.probes.states import (
     LayersRead,
     Probed,
     SoughtSplit,
-    parts_of,
+    read_parts,
+    read_states,
     standardise,
-    states_of,
 )
 from transfer_cli.batch import IGNORE
 from transfer_cli.data.split import Split
@@ -42,7 +42,7 @@ def labelled(units=300, width=8, seed=0, rule=0):
 
 
 def accuracy(probe, given):
-    return float((probe.log_shares(given.states).argmax(1) == given.label).double().mean())
+    return float((probe.log_probs(given.states).argmax(1) == given.label).double().mean())
 
 
 # --- linear probes -----------------------------------------------------------------------------
@@ -53,17 +53,17 @@ def test_of_states_that_tell_kinds_apart_a_probe_gives_the_share_of_each_label()
     label = torch.tensor([0] * 7 + [1] * 3 + [1] * 9 + [2] + [2] * 5 + [0] * 5 + [0, 1] * 5)
     given = Probed(torch.eye(4)[kind], label)
 
-    probe = solved(given, given, 3, (1e-5,))
+    probe = fit_probe(given, given, 3, (1e-5,))
 
     counts = torch.zeros(4, 3, dtype=torch.float64)
     counts.index_put_((kind, label), torch.ones(40, dtype=torch.float64), accumulate=True)
-    assert_close(probe.log_shares(torch.eye(4)).exp(), counts / 10, atol=2e-3, rtol=0)
+    assert_close(probe.log_probs(torch.eye(4)).exp(), counts / 10, atol=2e-3, rtol=0)
 
 
 def test_a_probe_is_where_the_penalised_loss_has_no_slope():
     given = labelled()
 
-    probe = solved(given, labelled(seed=5), 3, (3.0,))
+    probe = fit_probe(given, labelled(seed=5), 3, (3.0,))
 
     weight, bias = probe.weight.T.clone().requires_grad_(), probe.bias.clone().requires_grad_()
     loss = F.cross_entropy(given.states.double() @ weight + bias, given.label)
@@ -78,33 +78,32 @@ def test_a_probe_of_separable_labels_is_at_its_minimum_however_weak_the_penalty(
     states = noise(60, 3) * torch.tensor([0.3, 1.0, 4.0])
     label = (states @ noise(3, 3, seed=9)).argmax(1)
 
-    probe = solved(Probed(states, label), Probed(states, label), 3, (strength,))
+    probe = fit_probe(Probed(states, label), Probed(states, label), 3, (strength,))
 
     weight, bias = tiny.newton(states, label, strength / 60)
-    assert_close(probe.log_shares(states), (states.double() @ weight + bias).log_softmax(1),
+    assert_close(probe.log_probs(states), (states.double() @ weight + bias).log_softmax(1),
                  atol=1e-7, rtol=5e-3)  # fmt: skip
 
 
 def test_the_strength_is_the_one_with_the_lowest_loss_on_others():
     given, other = labelled(60, 20), labelled(200, 20, seed=5)
 
-    losses = {
-        strength: solved(given, other, 3, (strength,)).chosen_by for strength in linear.STRENGTHS
-    }
+    fits = [fit_probe(given, other, 3, (strength,)) for strength in linear.STRENGTHS]
+    losses = {probe.strength: probe.selection_loss for probe in fits}
 
-    chosen = solved(given, other, 3, linear.STRENGTHS)
+    chosen = fit_probe(given, other, 3, linear.STRENGTHS)
     assert 1e-4 < chosen.strength < 1e3
     assert chosen.strength == min(losses, key=losses.get)
-    assert chosen.chosen_by == pytest.approx(min(losses.values()), abs=1e-4)
+    assert chosen.selection_loss == pytest.approx(min(losses.values()), abs=1e-4)
 
 
 def test_a_label_that_training_lacks_is_never_said():
     given = labelled()
 
-    probe = solved(given, given, 5, linear.STRENGTHS)
+    probe = fit_probe(given, given, 5, linear.STRENGTHS)
 
-    assert probe.log_shares(given.states).argmax(1).max() == 2
-    assert probe.log_shares(given.states).isfinite().all()
+    assert probe.log_probs(given.states).argmax(1).max() == 2
+    assert probe.log_probs(given.states).isfinite().all()
 
 
 def test_scores_are_those_of_the_labels_that_occur():
@@ -125,11 +124,11 @@ def test_a_mix_is_learnt_from_the_layer_that_knows():
     layers = torch.stack([noise(600, 8, seed=7), given.states, noise(600, 8, seed=8)], 1)
     train, other = Probed(layers[:400], given.label[:400]), Probed(layers[400:], given.label[400:])
 
-    shares = learnt_shares(train, other, 3, seed=0)
+    shares = learn_shares(train, other, 3, seed=0)
 
     assert_close(shares.sum(), torch.tensor(1.0))
     assert shares[1] > 0.6
-    assert torch.equal(shares, learnt_shares(train, other, 3, seed=0))
+    assert torch.equal(shares, learn_shares(train, other, 3, seed=0))
 
 
 def corners(units, seed):
@@ -141,12 +140,12 @@ def corners(units, seed):
 def test_a_hidden_layer_finds_what_no_linear_probe_can():
     train, other = corners(400, 0), corners(200, 1)
 
-    predicted_SKN = mlp.trained(train, other, 2, [0, 1]).predicted(other.states)
+    predicted_SKN = mlp.fit_probes(train, other, 2, [0, 1]).predicted(other.states)
 
     right_SK = (predicted_SKN == other.label).double().mean(-1)
     assert (right_SK[:, 0] > 0.9).all()
     assert (right_SK[:, 1] < 0.65).all()
-    straight = solved(Probed(train.states[:, 0], train.label),
+    straight = fit_probe(Probed(train.states[:, 0], train.label),
                       Probed(other.states[:, 0], other.label), 2, linear.STRENGTHS)  # fmt: skip
     assert accuracy(straight, Probed(other.states[:, 0], other.label)) < 0.65
 
@@ -154,9 +153,9 @@ def test_a_hidden_layer_finds_what_no_linear_probe_can():
 def test_a_probe_of_one_seed_and_layer_is_the_same_beside_others():
     train, other = corners(100, 0), corners(60, 1)
 
-    both = mlp.trained(train, other, 2, [3, 4])
+    both = mlp.fit_probes(train, other, 2, [3, 4])
 
-    alone = mlp.trained(train, other, 2, [4])
+    alone = mlp.fit_probes(train, other, 2, [4])
     assert_close(both.first[1], alone.first[0], atol=1e-4, rtol=0)
     assert not torch.equal(both.first[0], both.first[1])
 
@@ -189,7 +188,7 @@ def test_a_probe_of_states_that_tell_labels_is_nearly_a_perfect_coder():
     given = Probed(8 * F.one_hot(label, 6).float(), label)
 
     bits = linear.codelength(
-        given, 6, lambda known: solved(known, given, 6, (1e-4,), bias_penalty=1.0).log_shares
+        given, 6, lambda known: fit_probe(known, given, 6, (1e-4,), bias_penalty=1.0).log_probs
     )
 
     assert 6 * math.log2(6) < bits < 6 * math.log2(6) + 1
@@ -264,7 +263,7 @@ def sought(subject, words=None):
 
 
 def test_states_of_texts_are_those_of_each_layer_in_the_order_of_the_texts(subject):
-    probed = states_of(subject, subject.model, sought(subject), ALL)
+    probed = read_states(subject, subject.model, sought(subject), ALL)
 
     data = subject.split.data
     batch = data.batch(np.array([7]))
@@ -290,15 +289,16 @@ class Words(tiny.Questions):
 def test_states_of_words_are_those_where_they_are_read():
     data = Words(causal=False, examples=20)
     objective = Classification()
-    made = subjects.subject(tiny.model(objective, direction="bidirectional"), objective, data)
+    model = tiny.model(objective, direction="bidirectional")
+    shown = subjects.subject(model, objective, data)
     tokens = [token for row in data.rows for token in row[2::3]]
-    split = SoughtSplit(made.split, [token % 3 for token in tokens], [f"w{t}" for t in tokens])
+    split = SoughtSplit(shown.split, [token % 3 for token in tokens], [f"w{t}" for t in tokens])
 
-    probed = states_of(made, made.model, split, ALL)
+    probed = read_states(shown, model, split, ALL)
 
     assert probed.words == [f"w{token}" for token in tokens]
     assert probed.label.tolist() == [token % 3 for token in tokens]
-    states = Encoding(made.model, data.batch(np.array([4]))).states
+    states = Encoding(shown.model, data.batch(np.array([4]))).states
     first = sum(len(row) // 3 for row in data.rows[:4])
     assert_close(probed.states[first, 2], states[2][0, 2])
 
@@ -306,7 +306,7 @@ def test_states_of_words_are_those_where_they_are_read():
 def test_of_many_units_some_are_taken_from_all_over_the_split(subject):
     split = sought(subject)
 
-    probed = states_of(subject, subject.model, split, LayersRead((0,), "mean", 10))
+    probed = read_states(subject, subject.model, split, LayersRead((0,), "mean", 10))
 
     rows = np.linspace(0, 29, 10).astype(int)
     assert probed.label.tolist() == [split.labels[row] for row in rows]
@@ -315,7 +315,7 @@ def test_of_many_units_some_are_taken_from_all_over_the_split(subject):
 def test_a_tenth_of_training_chooses_where_nothing_else_is_left(subject):
     splits = {"train": sought(subject), "scored": sought(subject)}
 
-    parts = parts_of(subject, subject.model, splits, ALL)
+    parts = read_parts(subject, subject.model, splits, ALL)
 
     assert {name: len(part) for name, part in parts.items()} == {
         "train": 27, "scored": 30, "chosen_on": 3,
@@ -343,7 +343,7 @@ LONGER = [" ".join(["word"] * length) for length in range(1, 61)]
 
 
 def test_lengths_are_in_six_bins_with_as_many_training_texts():
-    data = made("length", {"train": LONGER, "scored": ["word " * 11, "word " * 500, ""]})
+    data = surface_task("length", {"train": LONGER, "scored": ["word " * 11, "word " * 500, ""]})
 
     labels = [example.label for example in data.splits["train"]]
     assert [labels.count(number) for number in range(6)] == [10] * 6
@@ -352,7 +352,7 @@ def test_lengths_are_in_six_bins_with_as_many_training_texts():
 
 
 def test_bins_that_would_be_the_same_are_one():
-    data = made("length", {"train": ["a b"] * 50 + ["a b c d"] * 10})
+    data = surface_task("length", {"train": ["a b"] * 50 + ["a b c d"] * 10})
 
     assert data.task.labels == ("0 to 3", "4 or more")
 
@@ -362,7 +362,7 @@ def test_content_asks_for_the_one_word_of_medium_frequency():
     rare = [f"the w{number} , indeed" for number in range(30) for _ in range(3)]
     asked = ["w1 !", "w1 w10", "none", "W10 is w10"]
 
-    data = made("content", {"train": [*train, *rare], "scored": asked})
+    data = surface_task("content", {"train": [*train, *rare], "scored": asked})
 
     assert len(data.task.labels) == 20
     assert not {"the", "of", "lake", "indeed"} & set(data.task.labels)
@@ -372,7 +372,7 @@ def test_content_asks_for_the_one_word_of_medium_frequency():
 
 
 def test_positions_are_counted_in_words():
-    data = made("position", {"train": ["a b c d e f"] * 5, "scored": ["x, y", "  "]})
+    data = surface_task("position", {"train": ["a b c d e f"] * 5, "scored": ["x, y", "  "]})
 
     (only,) = data.splits["scored"]
     assert only.words == ["x,", "y"]
@@ -384,4 +384,4 @@ def test_positions_are_counted_in_words():
 )
 def test_texts_of_which_nothing_can_be_asked_are_refused(kind, text):
     with pytest.raises(DataError, match=r"analysis\.probes\.task: nothing can be asked of these"):
-        made(kind, {"train": [text] * 30})
+        surface_task(kind, {"train": [text] * 30})

@@ -15,8 +15,8 @@ from tests.published import TEXT, config_of, publish, reference, sentence_pieces
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, StreamSource
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.assembly.init_from import Pretrained, open_pretrained, usual_lines
-from transfer_cli.assembly.losses import Asked
+from transfer_cli.assembly.init_from import Pretrained, default_line_rule, open_pretrained
+from transfer_cli.assembly.losses import RequestedLoss
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
@@ -83,16 +83,16 @@ def test_caches_lie_beside_the_data_unless_they_are_told_elsewhere(tmp_path, mon
 def test_each_command_takes_its_kind_of_data(tmp_path):
     text, table = text_in(tmp_path), table_in(tmp_path)
 
-    assert datasets.of_kind(text, TextData) is text
-    assert datasets.of_kind(table, TaskData) is table
+    assert datasets.require_kind(text, TextData) is text
+    assert datasets.require_kind(table, TaskData) is table
     with pytest.raises(
         ConfigError, match=r"^data: this is text without labels, which only pretrain"
     ):
-        datasets.of_kind(text, TaskData)
+        datasets.require_kind(text, TaskData)
     with pytest.raises(
         ConfigError, match=r"^data: this is labelled data, which only finetune takes"
     ):
-        datasets.of_kind(table, TextData)
+        datasets.require_kind(table, TextData)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(None, 24), (1, 1), (24, 24)])
@@ -104,7 +104,9 @@ def test_a_block_is_as_long_as_it_is_told_or_as_the_model_has_positions(length, 
 
 
 def test_text_is_cut_into_blocks_and_its_words_are_counted(tmp_path):
-    prepared, tokenizer = datasets.text(text_in(tmp_path), place(tmp_path), tiny.shape(), RECIPE)
+    prepared, tokenizer = datasets.prepare_text(
+        text_in(tmp_path), place(tmp_path), tiny.shape(), RECIPE
+    )
 
     assert list(prepared.splits) == ["train", "validation"]
     assert prepared.labels == ()
@@ -123,13 +125,13 @@ def test_text_is_cut_into_blocks_and_its_words_are_counted(tmp_path):
 def test_only_the_splits_that_are_needed_are_encoded(tmp_path, tokenizer):
     data = text_in(tmp_path)
 
-    only, _ = datasets.text(data, place(tmp_path), tiny.shape(), tokenizer, ("validation",))
+    only, _ = datasets.prepare_text(data, place(tmp_path), tiny.shape(), tokenizer, ("validation",))
 
     assert list(only.splits) == ["validation"]
 
 
 def test_text_is_encoded_with_the_tokenizer_that_there_is(tmp_path, tokenizer):
-    _, used = datasets.text(text_in(tmp_path), place(tmp_path), tiny.shape(), tokenizer)
+    _, used = datasets.prepare_text(text_in(tmp_path), place(tmp_path), tiny.shape(), tokenizer)
 
     assert used is tokenizer
 
@@ -142,7 +144,7 @@ LABELLED = LabelledData("made", ("a", "b"), {"train": EXAMPLES, "test": EXAMPLES
 
 
 def test_labelled_texts_are_scored_from_short_to_long(tokenizer):
-    prepared = datasets.task(LABELLED, None, tokenizer, tiny.shape())
+    prepared = datasets.prepare_task(LABELLED, None, tokenizer, tiny.shape())
 
     assert list(prepared.splits) == ["train", "test"]
     assert prepared.labels == ("a", "b")
@@ -153,7 +155,7 @@ def test_labelled_texts_are_scored_from_short_to_long(tokenizer):
 
 @pytest.mark.parametrize(("direction", "place"), [("causal", -1), ("bidirectional", 0)])
 def test_the_token_that_is_classified_is_where_the_model_has_seen_all(tokenizer, direction, place):
-    prepared = datasets.task(LABELLED, None, tokenizer, tiny.shape(direction=direction))
+    prepared = datasets.prepare_task(LABELLED, None, tokenizer, tiny.shape(direction=direction))
 
     row = prepared.splits["train"].data.batch(np.array([2]))["tokens"][0]
 
@@ -161,7 +163,7 @@ def test_the_token_that_is_classified_is_where_the_model_has_seen_all(tokenizer,
 
 
 def test_long_texts_are_cut_to_the_length_that_is_asked_for(tokenizer, caplog):
-    prepared = datasets.task(LABELLED, 5, tokenizer, tiny.shape())
+    prepared = datasets.prepare_task(LABELLED, 5, tokenizer, tiny.shape())
 
     assert prepared.lengths.max() == 5
     assert "Cut 1 of 3 examples to 5 tokens" in caplog.text
@@ -185,7 +187,7 @@ def source(node, **options):
 
 def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, tokenizer):
     text, table = (
-        datasets.stream(
+        datasets.prepare_stream(
             "streams.a", source(node), place(tmp_path), tokenizer, tiny.shape(), Origins()
         )
         for node in (configs.text(tmp_path), configs.table(tmp_path))
@@ -199,7 +201,7 @@ def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, token
 def test_of_a_stream_fewer_examples_may_be_scored_but_all_are_trained_on(tmp_path, tokenizer):
     few = source(configs.table(tmp_path), scored=3)
 
-    splits = datasets.stream(
+    splits = datasets.prepare_stream(
         "streams.a", few, place(tmp_path), tokenizer, tiny.shape(), Origins()
     ).splits
 
@@ -211,8 +213,8 @@ def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
     streams = {"own": {**node, "batch": 3}, "none": node}
     config = configs.config("finetune", tmp_path, streams=streams)
 
-    main = Asked(Classification())
-    data = datasets.of_run(config, "finetune", tiny.shape(), None, Origins(), main)
+    main = RequestedLoss(Classification())
+    data = datasets.run_data(config, "finetune", tiny.shape(), None, Origins(), main)
 
     assert data.batches == {"main": 8, "own": 3, "none": 8}
 
@@ -264,7 +266,7 @@ def tokens_of(tmp_path, text, rule, tokenizer=GPT2, name="a.txt", split="test", 
     (tmp_path / "other.txt").write_text("x\ny\n")
     files = {"train": str(tmp_path / "other.txt"), split: str(tmp_path / name)}
     data = TextFiles(**{"validation_share": 0.5, **files, **options})
-    text_split = data.splits(tmp_path, 0)[split].by_rule(rule)
+    text_split = data.splits(tmp_path, 0)[split].with_rule(rule)
     encoded = encode_text(text_split, tokenizer, tmp_path / "cache")
     starts = None if encoded.starts is None else encoded.starts.tolist()
     return list(encoded.tokens[:]), starts, encoded
@@ -278,7 +280,7 @@ def test_a_file_is_its_text_between_two_ends(tmp_path, kind, end):
 
     tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
 
-    assert tokens == [tokenizer.opens, *tokenizer.encode(text), tokenizer.sep]
+    assert tokens == [tokenizer.document_start, *tokenizer.encode(text), tokenizer.sep]
 
 
 def test_sentence_pieces_keep_lines_and_begin_with_their_own_token(tmp_path):
@@ -289,7 +291,7 @@ def test_sentence_pieces_keep_lines_and_begin_with_their_own_token(tmp_path):
 
     theirs = reference().AutoTokenizer.from_pretrained(tmp_path)("the W\n\nthe")["input_ids"]
     assert tokens == [*theirs, tokenizer.sep]
-    assert theirs[0] == tokenizer.opens == tokenizer.cls
+    assert theirs[0] == tokenizer.document_start == tokenizer.cls
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -300,7 +302,7 @@ def test_a_text_that_is_encoded_in_pieces_has_the_tokens_of_the_whole(tmp_path, 
     tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
 
     assert len(text) > 70_000
-    assert tokens == [tokenizer.opens, *tokenizer.encode(text), tokenizer.sep]
+    assert tokens == [tokenizer.document_start, *tokenizer.encode(text), tokenizer.sep]
 
 
 def test_rows_are_documents_with_their_line_breaks(tmp_path):
@@ -324,7 +326,7 @@ def test_between_documents_stands_the_beginning_too_where_there_is_one(tmp_path)
         tmp_path, text, "keep", tokenizer, "a.jsonl", documents="separate"
     )
 
-    begin, end = tokenizer.opens, tokenizer.sep
+    begin, end = tokenizer.document_start, tokenizer.sep
     first = [begin, *tokenizer.encode("one"), end]
     assert tokens == [*first, begin, *tokenizer.encode("two"), end]
     assert starts == [0, len(first)]
@@ -357,11 +359,11 @@ def test_files_are_documents_one_after_the_other(tmp_path):
         data = TextFiles(
             train=str(folder), validation=str(tmp_path / "other.txt"), documents="separate"
         )
-        split = data.splits(tmp_path, 0)["train"].by_rule("keep")
+        split = data.splits(tmp_path, 0)["train"].with_rule("keep")
 
         encoded = encode_text(split, tokenizer, tmp_path / kind)
 
-        sep, begin = tokenizer.sep, tokenizer.opens
+        sep, begin = tokenizer.sep, tokenizer.document_start
         between = [sep] if begin == sep else [sep, begin]
         first = [begin, *tokenizer.encode("one\ntwo")]
         expected = [*first, *between, *tokenizer.encode("three\n"), sep]
@@ -378,7 +380,7 @@ def test_lines_that_are_held_out_follow_each_other_and_leave_no_end_behind(tmp_p
 
     (tmp_path / "a.txt").write_text(text)
     data = TextFiles(train=str(tmp_path / "a.txt"), **options)
-    held_out = encode_text(data.splits(tmp_path, 0)["validation"].by_rule("keep"), GPT2, tmp_path)
+    held_out = encode_text(data.splits(tmp_path, 0)["validation"].with_rule("keep"), GPT2, tmp_path)
     kept, out = (GPT2.decode(list(part[1:-1])) for part in (tokens, held_out.tokens))
     assert tokens.count(GPT2.sep) == 2
     assert len(out.splitlines()) == 4
@@ -427,11 +429,11 @@ def test_a_line_too_long_to_be_read_at_once_is_one_line(tmp_path, monkeypatch):
 def test_what_a_new_model_does_follows_from_its_direction_and_its_tokenizer():
     pairs, words = OTHERS["own"], WordPiece(60).make(lambda: iter(["a b"]))
 
-    assert usual_lines(GPT2, "causal") == "keep"
-    assert usual_lines(GPT2, "bidirectional") == "end"
+    assert default_line_rule(GPT2, "causal") == "keep"
+    assert default_line_rule(GPT2, "bidirectional") == "end"
     assert pairs.keeps_lines
-    assert usual_lines(pairs, "causal") == "end"
-    assert usual_lines(words, "causal") == "end"
+    assert default_line_rule(pairs, "causal") == "end"
+    assert default_line_rule(words, "causal") == "end"
 
 
 def described(tokenizer, lines):
@@ -488,7 +490,7 @@ def test_the_loss_of_a_file_is_that_of_the_reference(tmp_path, family):
     precision = device_and_precision("cpu", "fp32")
     trained = open_trained(str(folder), precision)
     start = trained.start
-    split = datasets.encoded_files(
+    split = datasets.encode_files(
         str(tmp_path / "a.txt"), tmp_path, start.tokenizer, start.description.shape, 16,
         lines=start.lines,
     )  # fmt: skip
@@ -497,7 +499,7 @@ def test_the_loss_of_a_file_is_that_of_the_reference(tmp_path, family):
     theirs = reference().AutoModelForCausalLM.from_pretrained(folder).eval()
     read = reference().AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
     end = start.tokenizer.sep
-    tokens = [*read, end] if read[0] == start.tokenizer.opens else [end, *read, end]
+    tokens = [*read, end] if read[0] == start.tokenizer.document_start else [end, *read, end]
     losses = []
     for first in range(0, len(tokens) - 1, 16):
         block = torch.tensor([tokens[first : first + 17]])

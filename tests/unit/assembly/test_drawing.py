@@ -8,7 +8,7 @@ import torch
 from tests import configs
 from transfer_cli.adaptation import edits
 from transfer_cli.assembly.advice import advice
-from transfer_cli.assembly.drawing import draw, sizes_of
+from transfer_cli.assembly.drawing import draw_blueprint, sizes_of
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.schema import LoopConfig, MixingConfig
@@ -59,7 +59,7 @@ def test_the_mixture_is_the_one_that_is_asked_for():
     drawn = {}
     for power in (0.0, 1.0):
         mixture = sizes(counts, steps=400, power=power).mixture
-        drawn[power] = sum(mixture.at(step)[0] == "main" for step in range(400))
+        drawn[power] = sum(mixture.draw(step)[0] == "main" for step in range(400))
 
     assert 150 < drawn[0.0] < 250
     assert drawn[1.0] < 20
@@ -73,9 +73,9 @@ def test_the_end_of_a_run_may_see_the_main_data_alone(length, alone):
 
     mixture = sizes(counts, steps=20, power=1.0, target_only=length).mixture
 
-    assert all(mixture.at(step)[0] == "main" for step in range(20 - alone, 20))
+    assert all(mixture.draw(step)[0] == "main" for step in range(20 - alone, 20))
     if length not in ("rest", "1 epoch"):
-        assert mixture.at(20 - alone - 1)[0] == "second"
+        assert mixture.draw(20 - alone - 1)[0] == "second"
 
 
 # --- from where --------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def laid_out(tmp_path):
             for path in (config.data.train, config.data.validation, config.data.test):
                 told = Path(path).read_text().replace(f",{label}\n", f",{other}\n")
                 Path(path).write_text(told)
-        return draw(config, "finetune", (), Origins(), device=device)
+        return draw_blueprint(config, "finetune", (), Origins(), device=device)
 
     return lay
 

@@ -41,7 +41,7 @@ def test_a_start_brings_its_choose_tokenizer(tmp_path, pretrained):
 def test_a_model_that_refers_to_another_has_the_weights_of_both(apart):
     base, run = apart
     start = open_pretrained(str(run))
-    assert start.base_place().resolve() == (base / "model").resolve()
+    assert start.base_folder().resolve() == (base / "model").resolve()
 
     tensors = start.tensors()
 

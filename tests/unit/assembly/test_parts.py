@@ -20,7 +20,7 @@ from transfer_cli.assembly.losses import (
     objective_options,
     with_direction,
 )
-from transfer_cli.assembly.model import build_model, edit_nodes, make_edits, special_tokens
+from transfer_cli.assembly.model import apply_edits, build_model, edit_nodes, special_tokens
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.config.check_training import base_lr
 from transfer_cli.config.conf_folder import conf_dir
@@ -76,7 +76,7 @@ def test_losses_that_name_the_same_head_share_it():
 def test_edits_are_made_in_their_order_and_tell_what_they_are():
     model = tiny.model(Classification())
 
-    fresh, structure = make_edits(
+    fresh, structure = apply_edits(
         model, {"mix": MIX, "fresh": FRESH_TOP, "lora": LORA}, tiny.VOCABULARY
     )
 

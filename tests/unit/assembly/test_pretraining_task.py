@@ -9,7 +9,12 @@ from tests import configs, tiny
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.assembly.pretraining_task import ForgettingText, Source, fisher_of, forgetting_of
+from transfer_cli.assembly.pretraining_task import (
+    ForgettingText,
+    PretrainingSource,
+    build_forgetting,
+    pretraining_fisher,
+)
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config.build import build
 from transfer_cli.data.text import TextData
@@ -24,7 +29,9 @@ def source(tmp_path):
 
     def make(run, named=None):
         start = open_pretrained(str(run))
-        return Source(start, start.description.shape, DataPlace(str(tmp_path), 0), Origins(), named)
+        return PretrainingSource(
+            start, start.description.shape, DataPlace(str(tmp_path), 0), Origins(), named
+        )
 
     return make
 
@@ -113,7 +120,7 @@ def test_what_is_forgotten_is_measured_before_training_and_when_asked(adapted, p
 
 
 def test_where_nobody_asks_nothing_is_measured(source, pretrained):
-    assert forgetting_of(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
+    assert build_forgetting(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
 
 
 # --- Fisher information ------------------------------------------------------------------------
@@ -130,7 +137,7 @@ def fisher(source, adapted, pretrained, caplog):
         if disturb:
             tiny.lively(trained)
         caplog.clear()
-        estimated = fisher_of(task, trained, task.start.tensors(), sequences, kind)
+        estimated = pretraining_fisher(task, trained, task.start.tensors(), sequences, kind)
         return estimated, "of an earlier run" in caplog.text
 
     return estimate
@@ -180,4 +187,4 @@ def test_a_damaged_estimate_is_made_anew(fisher, tmp_path):
 
 
 def test_fresh_weights_have_none():
-    assert fisher_of(None, tiny.model(), None, 4, "true") == {}
+    assert pretraining_fisher(None, tiny.model(), None, 4, "true") == {}

@@ -13,7 +13,7 @@ from transfer_cli.assembly.memory_estimate import memory_parts
 from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config import compose
-from transfer_cli.config.check import check
+from transfer_cli.config.check import check_config
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
@@ -197,7 +197,7 @@ def test_trained_weights_alone_refer_to_the_backbone_they_were_trained_on(put, p
     run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store="trained")
 
     assert run.base_hash == backbone_hash(read_weights(pretrained / "model"))
-    assert run.leave_out == {n for n, _ in run.model.named_parameters()
+    assert run.omitted_weights == {n for n, _ in run.model.named_parameters()
                                if n.startswith("backbone.") and ".lora." not in n}  # fmt: skip
 
 
@@ -206,14 +206,14 @@ def test_what_trains_in_any_stage_is_stored(put):
 
     run = put(adaptation__plan=thaw, adaptation__store="trained", loop__steps=9)
 
-    assert run.leave_out == frozenset()
+    assert run.omitted_weights == frozenset()
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_otherwise_everything_is_stored(put, store):
     run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store=store)
 
-    assert (run.base_hash, run.leave_out) == (None, frozenset())
+    assert (run.base_hash, run.omitted_weights) == (None, frozenset())
 
 
 def test_what_the_objective_decided_is_pinned(put):
@@ -267,7 +267,7 @@ def test_states_that_take_too_much_memory_are_not_kept(put, monkeypatch, caplog)
     from transfer_cli.assembly import run as module
 
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(module, "MOST_FEATURES", 1000)
+    monkeypatch.setattr(module, "MAX_FEATURE_BYTES", 1000)
 
     assert not are_cached(put(adaptation__plan=HEADS))
     assert "states are computed anew each epoch" in caplog.text
@@ -309,8 +309,8 @@ EXPERIMENTS = [f"experiment={option.name}" for option in options() if option.gro
 def composed(folder, *words, resume=AUTO):
     command = "pretrain" if any("pretrain" in word for word in words) else "finetune"
     request = Request(overrides=(*words, f"run.dir={folder}", f"resume={resume}"))
-    config = compose.compose(command, request)
-    check(config, command)
+    config = compose.load_config(command, request)
+    check_config(config, command)
     return config, command
 
 
@@ -318,7 +318,7 @@ def begun(folder, *words):
     """Return a run directory in which a command has begun."""
     config, command = composed(folder, *words)
     run = RunDirectory.create(folder)
-    run.start(command, as_yaml(config), words, {}, {})
+    run.write_start(command, as_yaml(config), words, {}, {})
     run.unlock()
     return run
 
@@ -335,7 +335,7 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
         config,
         find_run(config.resume, config.run.dir),
         command,
-        CommandLine.of_this_command().overrides,
+        CommandLine.current().overrides,
     )
 
     assert as_yaml(resumed) == run.config.read_text()
@@ -355,7 +355,7 @@ def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_p
         config,
         find_run(config.resume, config.run.dir),
         command,
-        CommandLine.of_this_command().overrides,
+        CommandLine.current().overrides,
     )
 
     assert resumed.model == config.model

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from transfer_cli.commands.export.export import Card, rendered
+from tests import tiny
+from transfer_cli.commands.export.export import Card, _accuracy_sentence, _prune, render_card
 from transfer_cli.commands.info import info
 from transfer_cli.commands.paths import check_paths
-from transfer_cli.commands.presets import chosen_by, copy, presets
+from transfer_cli.commands.presets import choosing_word, copy_option, presets
 from transfer_cli.config.describe import Option, description, options
 from transfer_cli.config.models import listed_models
+from transfer_cli.config.schema import ExportConfig
 from transfer_cli.errors import TransferError
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.runs.results import Results
 
 WRONG = [
     ("finetune", ["init_from=nope"], "init_from: there is no folder nope"),
@@ -26,6 +30,7 @@ WRONG = [
     ("pretrain", ["data.train=[file.txt,nope.txt]"], "nope.txt does not exist"),
     ("evaluate", ["run=nope"], "run: there is no folder nope"),
     ("evaluate", ["output=nope/a.json"], "output: there is no folder nope"),
+    ("evaluate", ["each=nope/a.jsonl"], "each: there is no folder nope"),
     ("predict", ["run=[here,nope]"], "run: there is no folder nope"),
     ("predict", ["run=here", "input=nope.csv"], "nope.csv does not exist"),
     ("export", ["run=here", "to=here"], "to: here is there already"),
@@ -118,7 +123,7 @@ def card(**changes):
     }
     of_model = {"labels": (), "left_out": (), "task": "fill-mask", "architecture": "X"}
     of_model |= {name: changes.pop(name) for name in [*of_model] if name in changes}
-    return rendered(card=Card("x", **of_model), **{"title": "x", **empty, **changes})
+    return render_card(card=Card("x", **of_model), **{"title": "x", **empty, **changes})
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,23 @@ def test_the_license_is_left_to_whoever_publishes():
     assert "To be filled in by whoever publishes this model" in text
 
 
+@pytest.mark.parametrize("different", [0, -3, 1e400, float("nan"), 7, "many"])
+def test_a_card_tells_of_no_more_texts_than_were_scored_and_of_one_at_least(different):
+    results = Results(more={"by_words": {"different": different}})
+
+    assert _accuracy_sentence(results, [[1, 0], [0, 1]]).endswith("by 2 texts.")
+
+
+@pytest.mark.parametrize("heads", [{"0": 1.0}, [{}], [[0.5]], "all", None])
+def test_what_does_not_say_how_important_heads_are_is_refused(tmp_path, heads):
+    path = tmp_path / "importance.json"
+    path.write_text(json.dumps({"heads": heads}))
+    config = ExportConfig(run="run", to="to", prune=str(path))
+
+    with pytest.raises(TransferError, match=f"^prune: {path}"):
+        _prune(tiny.model(Classification()), config)
+
+
 # --- listings ------------------------------------------------------------------------------------
 
 
@@ -194,7 +216,7 @@ EVERY = {f"{option.group}={option.name}": option for option in options()}
 @pytest.mark.parametrize("group", sorted({option.group for option in EVERY.values()}))
 def test_a_copy_holds_the_values_and_comments_of_its_original_in_short_lines(group):
     for option in (option for option in EVERY.values() if option.group == group):
-        inside, text = copy(option, "mine", Path("configs"))
+        inside, text = copy_option(option, "mine", Path("configs"))
         original = option.file.read_text()
 
         assert inside == Path(group) / "mine.yaml"
@@ -213,7 +235,7 @@ def test_every_line_of_every_copy_is_explained():
     for source, option in EVERY.items():
         if option.group == "model" and option.name != "base":
             continue  # `base`, which they extend, explains every key
-        lines = copy(option, "mine", Path("configs"))[1].splitlines()
+        lines = copy_option(option, "mine", Path("configs"))[1].splitlines()
         for above, line in itertools.pairwise(lines):
             said = " # " in line or above.lstrip().startswith("# ") or line.startswith("# ")
             if line.strip() and not said:
@@ -223,18 +245,18 @@ def test_every_line_of_every_copy_is_explained():
 
 
 def test_a_copy_says_what_other_files_say_of_a_line():
-    text = copy(EVERY["adaptation=dora"], "mine", Path("configs"))[1]
+    text = copy_option(EVERY["adaptation=dora"], "mine", Path("configs"))[1]
 
     assert EVERY["adaptation=lora"].line in text
     assert EVERY["adaptation/edits=dora"].line in text
-    text = copy(EVERY["experiment=sample/pretrain"], "mine", Path("configs"))[1]
+    text = copy_option(EVERY["experiment=sample/pretrain"], "mine", Path("configs"))[1]
     assert "steps: 400                     # optimizer steps. Wins over `epochs`" in text
 
 
 def test_the_first_line_is_the_description(tmp_path):
     for source in ("model=tiny", "experiment=sample/finetune", "adaptation/edits=lora"):
         file = tmp_path / "copy.yaml"
-        file.write_text(copy(EVERY[source], "mine", Path("configs"))[1])
+        file.write_text(copy_option(EVERY[source], "mine", Path("configs"))[1])
 
         assert description(file) == f"Mine, begun as {source}"
 
@@ -242,10 +264,10 @@ def test_the_first_line_is_the_description(tmp_path):
 def test_a_part_that_lies_under_its_own_name_gets_the_new_one():
     option = EVERY["adaptation/edits=lora"]
 
-    _, text = copy(option, "my_lora", Path("configs"))
+    _, text = copy_option(option, "my_lora", Path("configs"))
 
     assert text.startswith("# @package adaptation.edits.my_lora\n")
-    assert chosen_by(option, "my_lora") == "'adaptation/edits=[my_lora]'"
+    assert choosing_word(option, "my_lora") == "'adaptation/edits=[my_lora]'"
 
 
 def test_a_folder_with_a_strange_name_breaks_no_comment(tmp_path):
@@ -253,7 +275,7 @@ def test_a_folder_with_a_strange_name_breaks_no_comment(tmp_path):
     file.write_text("# It\nwidth: 1\n")
     option = Option("model", "tiny", "It", file)
 
-    _, text = copy(option, "mine", Path("a\nwidth: 2\x1b[2J\u2028b"))
+    _, text = copy_option(option, "mine", Path("a\nwidth: 2\x1b[2J\u2028b"))
 
     assert yaml.safe_load(text) == {"width": 1}
     assert "\x1b" not in text

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.commands.predict import reading as predict_input
-from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, rows_of, windows
+from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, read_rows, windows
 from transfer_cli.commands.predict.writing import FORMATS, format_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import all_lines
-from transfer_cli.data.table import Refuse, Skipped, say_skipped, table_of_lines, table_records
+from transfer_cli.data.table import Refuse, Skipped, table_of_lines, table_records, warn_of_skipped
 from transfer_cli.data.wanted import LABEL, Chosen, Wanted
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
@@ -41,7 +41,7 @@ def of_stream(stream, table_format, content, given=RECOGNISED):
 def read(content, table_format="csv", columns=TEXT):
     """Return the rows that can be read as (line, text), and what was said of the others."""
     errors = []
-    parsed = rows_of(table_of(content, table_format), columns, errors.append)
+    parsed = read_rows(table_of(content, table_format), columns, errors.append)
     return [(row.line, row.example.text) for row in parsed], [str(error) for error in errors]
 
 
@@ -110,7 +110,7 @@ def test_what_is_read_again_has_a_limit(monkeypatch):
 
     errors = []
     table = of_stream(Counting(content), "csv", content, Layout(quotes="double"))
-    parsed = list(rows_of(table, TEXT, errors.append))
+    parsed = list(read_rows(table, TEXT, errors.append))
 
     assert not parsed
     assert taken == 3_002
@@ -130,7 +130,7 @@ def test_a_line_that_is_too_long_is_left_out_in_bounded_memory(monkeypatch):
 def test_other_columns_are_kept_where_they_are_asked_for():
     table = table_of(b'{"text": "a", "n": [1], "x": null}\n', "jsonl")
 
-    [row] = rows_of(table, KEPT, stop)
+    [row] = read_rows(table, KEPT, stop)
 
     assert row.kept == {"n": [1], "x": None}
 
@@ -167,7 +167,7 @@ def test_bad_rows_are_one_line_by_reason(caplog):
         skipped(DataError(f"a, line {number}: the label {number!r} is bad. A cure.", "bad label"))
     for number in (3, 4, 5):
         skipped(DataError(f"a, line {number}: it is broken. A cure."))
-    say_skipped([whole, skipped])
+    warn_of_skipped([whole, skipped])
 
     assert [record.getMessage() for record in caplog.records] == [
         "a: 100 of 2,000 rows left out: bad label (97), lines 0, 1, 2, 3, 4, ...; "
@@ -230,17 +230,17 @@ def pipe():
 
 def test_a_pipe_says_whether_a_line_is_there(pipe):
     lines, writer = pipe
-    assert not lines.is_there()
+    assert not lines.is_ready()
 
     os.write(writer, b"one\ntwo\nhal")
 
-    assert lines.is_there()
+    assert lines.is_ready()
     assert [lines.readline(100), lines.readline(100)] == [b"one\n", b"two\n"]
-    assert not lines.is_there()
+    assert not lines.is_ready()
     os.write(writer, b"f\n")
-    assert lines.is_there()
+    assert lines.is_ready()
     os.close(writer)
-    assert [lines.readline(100), lines.is_there(), lines.readline(100)] == [b"half\n", True, b""]
+    assert [lines.readline(100), lines.is_ready(), lines.readline(100)] == [b"half\n", True, b""]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 2**16])
@@ -269,7 +269,7 @@ def written(table_format, row, columns=KEPT):
     """Return the answer to a row, as our own reader finds it."""
     out = io.StringIO(newline="")
     answers = FORMATS[table_format](out, columns)
-    row = answers.placed(row)
+    row = answers.with_place(row)
     assert answers.problem_of(row) is None
     answers.write_window([row], ANSWERS)
     lines = all_lines(io.BytesIO(out.getvalue().encode()), "a")

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 
 from transfer_cli.config import compose
 from transfer_cli.config.build import build, convert, trust
-from transfer_cli.config.check import check
-from transfer_cli.config.flags import Request, parse, quoted
-from transfer_cli.config.literal import as_overrides, as_typed, text_of, texts_of, with_quotes
+from transfer_cli.config.check import check_config
+from transfer_cli.config.flags import Request, parse_request, quoted_override
+from transfer_cli.config.literal import as_overrides, path_override, text_of, texts_of, with_quotes
 from transfer_cli.config.variables import check_variables
 from transfer_cli.errors import ConfigError
 from transfer_cli.optim.layer_scale import Geometric
@@ -466,8 +466,8 @@ TEXTS = (
 
 def composed(words):
     overrides = as_overrides(("run=RUN", *words), ("run", "prompt"), "prompt", ("stop",))
-    config = compose.compose("generate", Request(overrides=overrides))
-    check(config, "generate")
+    config = compose.load_config("generate", Request(overrides=overrides))
+    check_config(config, "generate")
     return config
 
 
@@ -551,10 +551,10 @@ def test_bytes_that_are_no_text_become_question_marks():
     "name", ["runs/a-1", "my runs/a", "it's", "a,b=[c]", "tail\\", "ü%$x", "~x"]
 )
 def test_a_path_that_is_typed_in_a_shell_is_that_path(name):
-    [word] = shlex.split(as_typed("resume", Path(name)))
+    [word] = shlex.split(path_override("resume", Path(name)))
 
     assert OverridesParser.create().parse_override(word).value() == name
-    assert as_typed("resume", Path("runs/a-1")) == "resume=runs/a-1"
+    assert path_override("resume", Path("runs/a-1")) == "resume=runs/a-1"
 
 
 @pytest.mark.parametrize(
@@ -598,7 +598,7 @@ def test_what_is_there_is_meant_whatever_it_is_called(tmp_path, monkeypatch, nam
 
 
 def test_overrides_keep_their_order_around_flags():
-    request = parse(["a=1", "-m", "b=2", "--config-dir", "own", "c=3"])
+    request = parse_request(["a=1", "-m", "b=2", "--config-dir", "own", "c=3"])
 
     assert request.overrides == ("a=1", "b=2", "c=3")
     assert request.multirun
@@ -606,38 +606,40 @@ def test_overrides_keep_their_order_around_flags():
 
 
 def test_what_is_to_be_shown_is_named():
-    request = parse(["--cfg", "job", "--resolve", "--package", "loop"])
+    request = parse_request(["--cfg", "job", "--resolve", "--package", "loop"])
 
     assert (request.shows, request.resolve, request.package) == ("config", True, "loop")
-    assert parse(["--info"]).shows == parse(["--info", "defaults"]).shows == "defaults"
+    assert (
+        parse_request(["--info"]).shows == parse_request(["--info", "defaults"]).shows == "defaults"
+    )
 
 
 def test_plugins_may_be_named_more_than_once():
-    assert parse(["--plugin", "one", "--plugin=two"]).plugins == ("one", "two")
+    assert parse_request(["--plugin", "one", "--plugin=two"]).plugins == ("one", "two")
 
 
 def test_the_last_value_of_a_key_counts():
-    request = parse(["run.dir=a", "run.dir=b", "run.director=c"])
+    request = parse_request(["run.dir=a", "run.dir=b", "run.director=c"])
 
     assert request.value_of("run.dir") == "b"
     assert request.value_of("run") is None
 
 
 def test_whether_a_resume_is_strict_is_typed_below_resume():
-    words = parse(["resume.strict=true", "resume=run"]).overrides
+    words = parse_request(["resume.strict=true", "resume=run"]).overrides
 
     assert words == ("resume_strict=true", "resume=run")
 
 
 @pytest.mark.parametrize("word", ["hydra.mode=MULTIRUN", "+hydra.mode=RunMode.MULTIRUN"])
 def test_hydras_own_mode_makes_a_sweep_as_our_flag_does(word):
-    assert parse([word]).multirun
-    assert not parse(["hydra.mode=RUN"]).multirun
+    assert parse_request([word]).multirun
+    assert not parse_request(["hydra.mode=RUN"]).multirun
 
 
 @pytest.mark.parametrize("override", ["a=b=c", "a='b=c'", 'a="b=c"'])
 def test_a_value_is_quoted_for_the_shell(override):
-    assert quoted(override) == """'a="b=c"'"""
+    assert quoted_override(override) == """'a="b=c"'"""
 
 
 TORCHRUN = {

@@ -7,16 +7,17 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
-from transfer_cli.config.check import check
+from transfer_cli.config.budgets import with_budget
+from transfer_cli.config.check import check_config
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.compose import compose, composed, shown
+from transfer_cli.config.compose import compose, config_page, load_config
 from transfer_cli.config.decided import with_values
-from transfer_cli.config.flags import parse
+from transfer_cli.config.flags import parse_request
 from transfer_cli.errors import ConfigError
 
 
 def made(words, command="pretrain"):
-    return composed(command, parse(words)).config
+    return compose(command, parse_request(words)).config
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def test_nothing_is_written_and_nothing_of_the_process_is_changed(tmp_path, word
     handlers, level = list(logging.getLogger().handlers), logging.getLogger().level
     before = dict(os.environ), list(sys.argv), handlers, level
 
-    (shown if words else composed)("pretrain", parse(words))
+    (config_page if words else compose)("pretrain", parse_request(words))
 
     root = logging.getLogger()
     assert (dict(os.environ), list(sys.argv), list(root.handlers), root.level) == before
@@ -86,7 +87,7 @@ def test_further_losses_are_added_under_their_name():
 
 
 def test_composing_to_look_leaves_open_values_open():
-    config = compose("evaluate", parse([]))
+    config = load_config("evaluate", parse_request([]))
 
     assert OmegaConf.is_missing(config, "run")
 
@@ -94,17 +95,19 @@ def test_composing_to_look_leaves_open_values_open():
 def test_a_config_is_shown_as_it_stands_or_filled_in():
     words = ["--cfg", "job", "--package", "run", "run.dir=runs/${seed}"]
 
-    assert "dir: runs/${seed}\n" in str(shown("pretrain", parse(words)))
-    assert "dir: runs/0\n" in str(shown("pretrain", parse([*words, "--resolve"])))
+    assert "dir: runs/${seed}\n" in str(config_page("pretrain", parse_request(words)))
+    assert "dir: runs/0\n" in str(config_page("pretrain", parse_request([*words, "--resolve"])))
 
 
 def test_a_part_that_there_is_not_cannot_be_shown():
     with pytest.raises(ConfigError, match="--package lop: there is no such part"):
-        shown("pretrain", parse(["--cfg", "job", "--package", "lop"]))
+        config_page("pretrain", parse_request(["--cfg", "job", "--package", "lop"]))
 
 
 def test_the_files_of_a_config_are_listed_in_their_order_with_where_they_go():
-    lines = str(shown("pretrain", parse(["--info", "defaults", "adaptation=lora"]))).splitlines()
+    lines = str(
+        config_page("pretrain", parse_request(["--info", "defaults", "adaptation=lora"]))
+    ).splitlines()
 
     assert lines[0].split() == ["Config", "path", "Package", "_self_", "Parent"]
     assert any(line.split() == ["model/base", "model", "False", "pretrain"] for line in lines)
@@ -117,14 +120,30 @@ def test_keys_of_hydras_own_that_do_nothing_are_refused(word):
         made([word])
 
 
-def test_the_command_line_at_work_is_known_while_it_is():
-    typed = composed("pretrain", parse(["seed=3", "model=tiny", "hydra.mode=RUN"])).typed
+@pytest.mark.parametrize("betas", ["null", "0.9", "a", "[a,b]", "[0.9,1]", "[0.9,null]"])
+def test_betas_that_cannot_be_end_in_a_line(betas):
+    config = compose(
+        "finetune", parse_request(["init_from=RUN", f"optimizer.betas={betas}"])
+    ).config
 
-    with typed.at_work():
-        assert CommandLine.of_this_command() == typed
+    with pytest.raises(ConfigError, match=r"^optimizer\.betas: must be numbers"):
+        check_config(config, "finetune")
+
+
+def test_no_budget_is_none():
+    words = ("budget=null", "loop.steps=5", "adaptation=lora")
+
+    assert with_budget("pretrain", words) == with_budget("finetune", words) == words
+
+
+def test_the_command_line_at_work_is_known_while_it_is():
+    typed = compose("pretrain", parse_request(["seed=3", "model=tiny", "hydra.mode=RUN"])).typed
+
+    with typed.as_current():
+        assert CommandLine.current() == typed
     assert typed.overrides == ("seed=3", "model=tiny")
     assert (typed.presets["model"], typed.presets["data"]) == ("tiny", "wikitext103")
-    assert CommandLine.of_this_command() == CommandLine()
+    assert CommandLine.current() == CommandLine()
 
 
 @pytest.mark.parametrize(
@@ -136,15 +155,15 @@ def test_the_command_line_at_work_is_known_while_it_is():
 )
 def test_a_line_to_type_next_has_the_packages_and_configs_of_this_one(tmp_path, typed, flags):
     (tmp_path / "my configs").mkdir()
-    request = parse(["--plugin", "lab", "--config-dir", "my configs", "seed=1"], "finetune")
+    request = parse_request(["--plugin", "lab", "--config-dir", "my configs", "seed=1"], "finetune")
 
-    assert composed("finetune", request).typed.then(typed) == f"transfer {typed}{flags}"
-    assert CommandLine().then(typed) == f"transfer {typed}"
+    assert compose("finetune", request).typed.next_command(typed) == f"transfer {typed}{flags}"
+    assert CommandLine().next_command(typed) == f"transfer {typed}"
 
 
 def test_a_checked_config_is_frozen_and_what_is_decided_goes_into_a_copy():
-    config = composed("finetune", parse(["init_from=RUN"])).config
-    check(config, "finetune")
+    config = compose("finetune", parse_request(["init_from=RUN"])).config
+    check_config(config, "finetune")
 
     decided = with_values(config, {"optimizer.lr": 0.5, "forgetting.data": {"a": 1}})
 

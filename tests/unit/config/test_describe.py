@@ -12,24 +12,24 @@ from transfer_cli.cli import main
 from transfer_cli.config import bounded_yaml, commands
 from transfer_cli.config.commands import CHOICES
 from transfer_cli.config.completion import SCRIPTS, completions
-from transfer_cli.config.compose import compose
+from transfer_cli.config.compose import load_config
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.describe import (
     OWN,
     Choice,
-    declared,
+    declared_keys,
     description,
     key_help,
     keys_and_options,
     keys_in,
-    offered,
     options,
+    options_for,
 )
-from transfer_cli.config.flags import Request, parse
+from transfer_cli.config.flags import Request, parse_request
 from transfer_cli.config.help_text import _Keys, command_help
 from transfer_cli.config.roles import LEARNS, ROLES, Role, role_of
 from transfer_cli.config.schema import COMMANDS, FinetuneConfig, PretrainConfig
-from transfer_cli.config.suggest import options_with, other_words, suggest
+from transfer_cli.config.suggest import options_with, other_words, suggest_key
 
 
 def option_of(group, name):
@@ -38,7 +38,7 @@ def option_of(group, name):
 
 
 def names_of(command, group, **how):
-    offers = offered(command, commands.ALL[command], **how)
+    offers = options_for(command, commands.ALL[command], **how)
     return [option.name for option in offers if option.group == group]
 
 
@@ -53,6 +53,12 @@ def test_the_description_is_the_first_comment_that_is_no_instruction(tmp_path, t
     (tmp_path / "option.yaml").write_text(text)
 
     assert description(tmp_path / "option.yaml") == line
+
+
+def test_the_description_of_a_file_that_is_not_utf8_can_be_read(tmp_path):
+    (tmp_path / "option.yaml").write_bytes(b"# Gr\xf6\xdfe\nwidth: 1\n")
+
+    assert description(tmp_path / "option.yaml") == "Gr\ufffd\ufffde"
 
 
 def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own_folder):
@@ -90,7 +96,7 @@ def test_an_experiment_is_offered_to_the_command_that_can_run_it(command, withou
     assert set(expected.split()) <= set(names)
     assert not set(names) & ({"sample/pretrain"} if command == "finetune" else {"sample/finetune"})
     for name in names:
-        compose(command, Request(overrides=(f"experiment={name}",)))
+        load_config(command, Request(overrides=(f"experiment={name}",)))
 
 
 # --- keys --------------------------------------------------------------------------------------
@@ -133,10 +139,10 @@ def test_an_option_names_what_it_is_put_together_from():
     "name", [name for name, command in commands.ALL.items() if command.composes]
 )
 def test_the_declared_keys_are_those_of_the_config(name):
-    config = compose(name, Request())
-    plain = {key for key in declared(name) if "." not in key}
+    config = load_config(name, Request())
+    plain = {key for key in declared_keys(name) if "." not in key}
 
-    assert {key.partition(".")[0] for key in declared(name)} == set(map(str, config))
+    assert {key.partition(".")[0] for key in declared_keys(name)} == set(map(str, config))
     assert plain <= set(map(str, config))
 
 
@@ -180,7 +186,7 @@ def test_what_other_libraries_call_a_key_is_a_key(key, known):
     ],
 )
 def test_only_keys_of_the_command_are_named(name, command, said):
-    assert suggest(name, command) == said
+    assert suggest_key(name, command) == said
 
 
 TYPED = """
@@ -238,8 +244,8 @@ def test_keys_of_own_options_are_known(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "own.yaml").write_text("# Mine\n_target_: a.B\nspread: 3\n")
 
-    assert suggest("spread", "pretrain", tmp_path) == " Did you mean 'model.spread'?"
-    assert suggest("spread", "pretrain") == ""
+    assert suggest_key("spread", "pretrain", tmp_path) == " Did you mean 'model.spread'?"
+    assert suggest_key("spread", "pretrain") == ""
 
 
 def test_the_options_that_bring_a_key_are_named_but_not_those_of_other_commands():
@@ -294,7 +300,9 @@ def test_what_a_resume_changes_names_no_run_and_is_no_other_commands():
 
 COMPOSING = {name: command for name, command in commands.ALL.items() if command.composes}
 ABOUT = {
-    command.typed_as: command for kinds in commands.ABOUT.values() for command in kinds.values()
+    command.typed_as: command
+    for kinds in commands.SUBCOMMANDS.values()
+    for command in kinds.values()
 }
 SHOWN = {
     **{name: (name, command) for name, command in COMPOSING.items()},
@@ -305,7 +313,7 @@ SHOWN = {
 @cache
 def help_of(typed, *words):
     name, command = SHOWN[typed]
-    return str(command_help(name, command, parse(["--help", *words])))
+    return str(command_help(name, command, parse_request(["--help", *words])))
 
 
 def fits(text):
@@ -349,7 +357,7 @@ def test_the_help_fits_two_screens(typed):
     "name", [name for name, command in commands.ALL.items() if not command.composes]
 )
 def test_the_help_of_a_command_without_a_config_fits_too(name):
-    text = str(commands.about(name))
+    text = str(commands.help_page(name))
 
     assert fits(text)
     assert f"usage: transfer {name}" in text
@@ -365,7 +373,7 @@ def test_the_help_fits_with_the_keys_of_an_option(word):
 @pytest.mark.parametrize("typed", ["finetune", "pretrain"])
 def test_the_help_fits_with_any_option(typed):
     name, command = SHOWN[typed]
-    for option in offered(name, command):
+    for option in options_for(name, command):
         if option.group in ("adaptation", "data", "model", "sweep", "objective"):
             assert fits(help_of(typed, f"{option.group}={option.name}")), option
 
@@ -382,7 +390,7 @@ def test_a_group_has_one_line_with_its_default_starred(typed):
     name, command = SHOWN[typed]
     shown = help_of(typed).partition("What can be chosen")[2].splitlines()
 
-    for group in {option.group for option in offered(name, command)}:
+    for group in {option.group for option in options_for(name, command)}:
         lines = [line for line in shown if line.startswith(f"  {group}=")]
         assert len(lines) <= 1
 
@@ -484,7 +492,7 @@ def test_the_whole_help_names_every_option_that_makes_sense(typed):
     name, command = SHOWN[typed]
     text = help_of(typed, "all", *(["init=scratch"] if name == "finetune" else []))
 
-    for option in offered(name, command):
+    for option in options_for(name, command):
         if f"\n  {option.group}=" in text and option.group not in ("experiment", "sweep"):
             assert re.search(rf"^  [* ] {option.name}\b", text, re.MULTILINE), option
 
@@ -498,14 +506,14 @@ def test_keys_that_a_command_ignores_are_not_listed():
 
 @pytest.mark.parametrize("words", [["--help", "all"], ["--help=all"], ["all", "-h"]])
 def test_all_is_asked_for_in_several_ways(words):
-    request = parse(["data=table", *words])
+    request = parse_request(["data=table", *words])
 
     assert (request.asks_help, request.asks_all, request.overrides) == (True, True, ("data=table",))
 
 
 def test_every_option_is_of_a_group_that_some_command_takes():
     taken = {
-        option.group for name, command in COMPOSING.items() for option in offered(name, command)
+        option.group for name, command in COMPOSING.items() for option in options_for(name, command)
     }
 
     assert {option.group for option in options()} == taken
@@ -540,6 +548,7 @@ def folder(tmp_path, monkeypatch):
         ("transfer finetune init_from=smol", "init_from=smollm2"),
         ("transfer presets model sch", "schedule"),
         ("transfer presets --j", "--json"),
+        ("transfer presets --s", "--schema"),
         ("transfer init my --from schedule=c", "schedule=constant schedule=cosine"),
         ("transfer init my --from model=tiny tok", "tokenizer="),
         ("transfer finetune --info ", "defaults"),
@@ -622,16 +631,16 @@ def test_a_name_that_a_shell_or_terminal_would_obey_is_not_offered(name, folder)
 )
 def test_every_key_of_a_config_is_offered_and_no_other(name):
     command = commands.ALL[name]
-    config = compose(name, Request(), return_hydra_config=True)
+    config = load_config(name, Request(), keep_hydra=True)
     keys = _Keys(name, Request(), config).all()
     wanted = {key for key in keys if not key.startswith(command.ignores)}
 
     offers = set()
     for key in wanted:
-        start = commands.SPOKEN.get(key, key).rpartition(".")[0]
+        start = commands.TYPED_KEYS.get(key, key).rpartition(".")[0]
         offers |= set(completions(f"transfer {name} {f'{start}.' if start else ''}"))
 
-    spoken = {f"{commands.SPOKEN.get(key, key)}=" for key in wanted}
+    spoken = {f"{commands.TYPED_KEYS.get(key, key)}=" for key in wanted}
     assert spoken <= offers
     more = {key for key in offers - spoken if key.endswith("=") and "." in key}
     assert more <= {"data.changed=", "resume.strict=", "sweep.over=", "sweep.published="}
@@ -639,11 +648,11 @@ def test_every_key_of_a_config_is_offered_and_no_other(name):
 
 def test_the_words_of_a_key_are_those_that_its_meaning_names():
     keys = [key for name in ("predict", "evaluate", "finetune", "export", "score")
-            for key in declared(name).values()]  # fmt: skip
+            for key in declared_keys(name).values()]  # fmt: skip
     keys += [key for option in options() for key in option.typed_keys()]
     said: dict[str, str] = {}
     for key in keys:
-        spoken = commands.SPOKEN.get(key.name, key.name)
+        spoken = commands.TYPED_KEYS.get(key.name, key.name)
         said[spoken] = f"{said.get(spoken, '')} {key.line} {key.value}"
 
     for place, words in CHOICES.items():

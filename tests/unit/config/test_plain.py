@@ -9,21 +9,21 @@ from omegaconf import OmegaConf
 
 from transfer_cli.commands.presets import init, presets
 from transfer_cli.config.commands import ALL
-from transfer_cli.config.compose import composed
+from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import options
 from transfer_cli.config.editor_schema import editor_schema
-from transfer_cli.config.flags import parse
-from transfer_cli.config.key_files import for_hydra, with_files
+from transfer_cli.config.flags import parse_request
+from transfer_cli.config.key_files import for_hydra, with_key_files
 from transfer_cli.config.plain_yaml import read_mapping, scalar
 from transfer_cli.errors import ConfigError
 
 
 def request_of(*typed, command="finetune"):
-    return with_files(command, ALL[command], parse(list(map(str, typed)), command))
+    return with_key_files(command, ALL[command], parse_request(list(map(str, typed)), command))
 
 
 def config_of(*typed, command="finetune"):
-    return composed(command, request_of(*typed, command=command)).config
+    return compose(command, request_of(*typed, command=command)).config
 
 
 @pytest.fixture
@@ -134,6 +134,13 @@ def test_a_file_that_is_none_ends_in_a_line(write, text, key):
         config_of(write(text))
 
 
+def test_what_was_typed_for_a_run_and_is_wrong_by_now_ends_in_a_line(write):
+    write("nonsense.key=3\n", "run/overrides.txt")
+
+    with pytest.raises(ConfigError, match=r"overrides\.txt: nonsense\.key"):
+        request_of(write("seed: 1", "run/config.yaml"))
+
+
 def test_a_file_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"gone\.yaml"):
         request_of("gone.yaml")
@@ -149,6 +156,15 @@ OWN = {
     "defaults:\n- full\n- override /adaptation/edits: [lora]\n"
     "- override /adaptation/plan: gradual_unfreezing\n- override /adaptation/penalty: l2_sp": (),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["penalty: null", "penalty: {}", "edits: null", "edits: {}"])
+def test_a_scheme_of_ones_own_may_leave_a_group_out(write, text):
+    folder = write(f"plan: all\n{text}", "own/adaptation/mix.yaml").parents[1]
+
+    mixed = config_of("--config-dir", folder, "adaptation=mix")
+
+    assert mixed == config_of("adaptation=full", "adaptation/plan=all")
 
 
 @pytest.mark.parametrize(("text", "words"), OWN.items())
@@ -212,7 +228,7 @@ def test_what_was_typed_is_read_back_as_the_same(line, tmp_path, monkeypatch, ca
     assert text.startswith("# yaml-language-server: $schema=transfer.schema.json\n")
     assert f"next: transfer {name} " in capsys.readouterr().out
     again, once = (
-        composed(name, for_hydra(request_of(*typed, command=name), ALL[name])).config
+        compose(name, for_hydra(request_of(*typed, command=name), ALL[name])).config
         for typed in (["--config", "my.yaml"], words)
     )
     assert again == once

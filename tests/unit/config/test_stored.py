@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.fuzzing import ODD_VALUES, altered, damaged, fuzz, memory_up_to, tried
-from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, check_folder, check_size
-from transfer_cli.config.flat import flat
+from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, check_file_sizes, check_size
+from transfer_cli.config.flat import flat_items
 from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.config.stored import _escaped, as_yaml, read_stored
@@ -245,7 +245,7 @@ def test_a_folder_with_an_explosive_config_is_refused_by_its_name(tmp_path):
     (tmp_path / "model" / "bomb.yaml").write_text(LAUGHS)
 
     with memory_up_to(2**24), pytest.raises(ConfigError) as caught:
-        check_folder(tmp_path)
+        check_file_sizes(tmp_path)
 
     assert str(caught.value) == (
         f"--config-dir: {tmp_path}/model/bomb.yaml cannot be a config: line 6: more than 100,000 "
@@ -260,7 +260,7 @@ def test_a_folder_with_other_mistakes_is_left_to_whoever_uses_them(tmp_path):
     (tmp_path / "gone.yaml").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe.yaml")
 
-    check_folder(tmp_path)
+    check_file_sizes(tmp_path)
 
 
 @fuzz(200)
@@ -284,7 +284,7 @@ WORDS = (
 def read(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
-    return dict(flat(read_plain(path)))
+    return dict(flat_items(read_plain(path)))
 
 
 def test_keys_are_dotted_and_lists_are_values(tmp_path):
@@ -354,10 +354,10 @@ def test_a_file_that_another_program_wrote_is_read_too(tmp_path):
 def test_nested_values_are_found_by_their_full_keys_and_lists_stay_whole():
     nested = {"seed": 0, "loop": {"batch": 8, "empty": {}}, "betas": [0.9, {"a": 1}], "none": None}
 
-    assert list(flat(nested)) == [
+    assert list(flat_items(nested)) == [
         ("seed", 0), ("loop.batch", 8), ("betas", [0.9, {"a": 1}]), ("none", None),
     ]  # fmt: skip
 
 
 def test_keys_can_begin_with_a_word_and_need_not_be_texts():
-    assert list(flat({1: 2}, "stages.")) == [("stages.1", 2)]
+    assert list(flat_items({1: 2}, "stages.")) == [("stages.1", 2)]

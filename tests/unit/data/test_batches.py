@@ -19,7 +19,7 @@ from transfer_cli.batch import IGNORE, micro_batches, shard
 from transfer_cli.data import sample
 from transfer_cli.data.encoded_task import encode_texts, warn_of_cuts
 from transfer_cli.data.labelled import Example
-from transfer_cli.data.mixture import Mixture, annealed, mixed_epoch, probabilities
+from transfer_cli.data.mixture import Mixture, annealed_powers, mixture_epoch_steps, probabilities
 from transfer_cli.data.sampler import (
     LEAST_POOLS,
     POOL_BATCHES,
@@ -27,10 +27,10 @@ from transfer_cli.data.sampler import (
     StepSampler,
     quotas,
 )
-from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, some_of
+from transfer_cli.data.split import Split, TextContext, TextStats, WeightedSource, subsample
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.engine import evaluation
-from transfer_cli.engine.evaluation import portions_of
+from transfer_cli.engine.evaluation import portions_by_process
 from transfer_cli.errors import ConfigError, DataError
 
 SIZES = {
@@ -220,7 +220,7 @@ def mixture(given=STREAMS, **settings):
 
 
 def streams(mix):
-    return [mix.at(step)[0] for step in range(mix.total)]
+    return [mix.draw(step)[0] for step in range(mix.total)]
 
 
 # ----------------------------------------------------------------------------- which stream
@@ -261,7 +261,7 @@ def test_a_longer_run_begins_like_the_shorter_one(power, total, longer):
     long = mixture(power=power, total=total + longer, target_only=last)
 
     for step in range(total - last):
-        assert short.at(step) == long.at(step)
+        assert short.draw(step) == long.draw(step)
 
 
 def test_seeds_draw_differently():
@@ -279,15 +279,15 @@ def test_the_last_steps_are_those_of_the_target_alone(target_only, anneal):
 
 
 def test_the_annealed_power_falls_from_one_to_a_fifth():
-    assert annealed(5) == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
-    assert annealed(1) == pytest.approx([1])
+    assert annealed_powers(5) == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+    assert annealed_powers(1) == pytest.approx([1])
 
 
 def test_annealing_draws_each_epoch_with_its_own_power():
     mix = mixture(total=3 * 5000, steps_per_epoch=5000, anneal=True, power=0)
 
     for epoch, power in enumerate([1, 0.6, 0.2]):
-        drawn = Counter(mix.at(epoch * 5000 + step)[0] for step in range(5000))
+        drawn = Counter(mix.draw(epoch * 5000 + step)[0] for step in range(5000))
         expected = probabilities(STREAMS, power)
         for name, share in expected.items():
             assert drawn[name] / 5000 == pytest.approx(share, abs=5 * (share / 5000) ** 0.5)
@@ -302,7 +302,7 @@ def test_each_stream_is_visited_in_order_and_without_gaps(sizes, power, target_o
 
     seen = Counter()
     for step in range(100):
-        name, visit = mix.at(step)
+        name, visit = mix.draw(step)
         assert visit == seen[name]
         seen[name] += 1
 
@@ -310,8 +310,8 @@ def test_each_stream_is_visited_in_order_and_without_gaps(sizes, power, target_o
 def test_the_visits_of_a_stream_go_through_all_its_examples():
     mix, order = mixture(), StepSampler(100, 7, seed=0)
 
-    main = [step for step in range(400) if mix.at(step)[0] == "main"][: order.steps_per_epoch]
-    seen = np.concatenate([order.indices(mix.at(step)[1]) for step in main])
+    main = [step for step in range(400) if mix.draw(step)[0] == "main"][: order.steps_per_epoch]
+    seen = np.concatenate([order.indices(mix.draw(step)[1]) for step in main])
 
     assert sorted(seen) == list(range(100))
 
@@ -319,7 +319,7 @@ def test_the_visits_of_a_stream_go_through_all_its_examples():
 @pytest.mark.parametrize("step", [-1, 400])
 def test_a_step_beyond_the_run_is_refused(step):
     with pytest.raises(IndexError, match="a mixture for 400 steps"):
-        mixture().at(step)
+        mixture().draw(step)
 
 
 # -------------------------------------------------------------------------------- the epoch
@@ -330,11 +330,11 @@ def test_a_step_beyond_the_run_is_refused(step):
     [({"power": 0}, 30), ({"power": 0.5}, 55), ({"power": 1}, 172), ({"anneal": True}, 67)],
 )
 def test_an_epoch_passes_about_once_over_the_main_data(settings, steps):
-    assert mixed_epoch(STREAMS, 10, **settings) == steps
+    assert mixture_epoch_steps(STREAMS, 10, **settings) == steps
 
 
 def test_an_epoch_of_main_alone_is_its_own():
-    assert mixed_epoch({"main": 3}, 7, power=0.5) == 7
+    assert mixture_epoch_steps({"main": 3}, 7, power=0.5) == 7
 
 
 # ------------------------------------------------------------------------------ bad values
@@ -359,7 +359,7 @@ def test_what_cannot_be_is_refused(settings, message):
 
 @pytest.fixture
 def short_lanes(monkeypatch):
-    monkeypatch.setattr(evaluation, "LEAST_BLOCKS", 2)
+    monkeypatch.setattr(evaluation, "MIN_LANE_BLOCKS", 2)
 
 
 @settings(max_examples=25)
@@ -374,7 +374,7 @@ def test_in_lanes_every_block_counts_once_after_those_before_it(blocks, tokens, 
     context = TextContext("memory", tokens, 16)
 
     scored = []
-    for portions in portions_of(split, context, batch, world_size):
+    for portions in portions_by_process(split, context, batch, world_size):
         before = None
         for portion in portions:
             assert len(portion.rows) <= batch
@@ -394,7 +394,7 @@ def test_in_lanes_every_block_counts_once_after_those_before_it(blocks, tokens, 
 
 def test_a_block_that_is_read_to_be_remembered_has_no_targets(short_lanes):
     split = Split("test", tiny.blocks(tokens=160, length=16))
-    portions, *_ = portions_of(split, TextContext("memory", 16, 16), 8, 1)
+    portions, *_ = portions_by_process(split, TextContext("memory", 16, 16), 8, 1)
 
     batch = portions[0].targets_in(split.data.batch(portions[0].rows))
 
@@ -406,7 +406,7 @@ def test_a_block_that_is_read_to_be_remembered_has_no_targets(short_lanes):
 def test_without_a_memory_each_process_has_every_nth_batch():
     split = Split("test", tiny.blocks(tokens=160, length=16), order=np.arange(10)[::-1])
 
-    shares = portions_of(split, None, 3, 2)
+    shares = portions_by_process(split, None, 3, 2)
 
     rows = [[portion.rows.tolist() for portion in share] for share in shares]
     assert rows == [[[9, 8, 7], [3, 2, 1]], [[6, 5, 4], [0]]]
@@ -418,20 +418,20 @@ def split():
 
 
 def test_some_are_spread_evenly_from_the_first_to_the_last(split):
-    assert some_of(split, 3).order.tolist() == [0, 5, 10]
+    assert subsample(split, 3).order.tolist() == [0, 5, 10]
 
 
 def test_all_windows_of_an_example_are_scored_or_none(split):
     example_of = np.array([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 6])
 
-    some = some_of(replace(split, example_of=example_of), 3)
+    some = subsample(replace(split, example_of=example_of), 3)
 
     assert some.order.tolist() == [0, 1, 6, 9, 10]  # examples 0, 3 and 6
 
 
 def test_words_are_known_of_the_whole_text_alone(split):
-    assert some_of(split, 3).text == TextStats()
-    assert some_of(split, 11) is split
+    assert subsample(split, 3).text == TextStats()
+    assert subsample(split, 11) is split
 
 
 # --- sample --------------------------------------------------------------------------------------

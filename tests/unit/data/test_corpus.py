@@ -17,7 +17,7 @@ from tests.fuzzing import altered, damaged, fuzz
 from transfer_cli.batch import IGNORE
 from transfer_cli.data import encode, known_files, shards
 from transfer_cli.data.corpus import EncodedText, JoinedTokens, TextBlocks, encode_text
-from transfer_cli.data.documents import TextSplit, expand
+from transfer_cli.data.documents import TextSplit, expand_paths
 from transfer_cli.data.encode import TextEncoder
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
@@ -381,7 +381,7 @@ def test_linked_folders_are_read_once_and_a_link_to_nothing_is_refused(folder, t
     (corpus / "far").symlink_to(folder)
     (corpus / "itself").symlink_to(corpus)
 
-    paths = expand(str(corpus))
+    paths = expand_paths(str(corpus))
 
     assert [path.name for path in paths] == [
         "one.txt",
@@ -394,7 +394,7 @@ def test_linked_folders_are_read_once_and_a_link_to_nothing_is_refused(folder, t
     with pytest.raises(
         DataError, match=r"gone\.txt is a link to nowhere\.txt, which does not exist"
     ):
-        expand(str(corpus))
+        expand_paths(str(corpus))
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("fed\n" * 150)])
@@ -503,12 +503,12 @@ def test_a_shard_that_another_process_makes_is_left_to_it(folder, tmp_path):
     split = files_of(folder).splits(tmp_path, 0)["train"].parts[0]
     shard = Shard(split, LETTERS, tmp_path / "cache")
     with shards_locked(shard):
-        shard.kept_if_free(TextEncoder(LETTERS, 1), lambda size: None)
-        assert shard.stored() is None
+        shard.encode_if_free(TextEncoder(LETTERS, 1), lambda size: None)
+        assert shard.load_if_sound() is None
 
-    shard.kept_if_free(TextEncoder(LETTERS, 1), lambda size: None)
+    shard.encode_if_free(TextEncoder(LETTERS, 1), lambda size: None)
 
-    assert shard.stored() is not None
+    assert shard.load_if_sound() is not None
 
 
 def shards_locked(shard):
@@ -580,7 +580,7 @@ def test_what_is_known_of_a_file_is_asked_for_once_until_it_changes(tmp_path, mo
 
     def ask():
         with KnownFiles(tmp_path / "cache") as known:
-            return known.of(path, "content", lambda: asked.append(1) or path.read_text())
+            return known.fact(path, "content", lambda: asked.append(1) or path.read_text())
 
     path.write_text("one")
     assert [ask(), ask()] == ["one", "one"]
@@ -598,7 +598,7 @@ def test_a_damaged_record_is_no_record(tmp_path, monkeypatch):
         for record in (tmp_path / "cache").glob("*.json"):
             record.write_text(content)
         with KnownFiles(tmp_path / "cache") as known:
-            assert known.of(path, "content", path.read_text) == "one"
+            assert known.fact(path, "content", path.read_text) == "one"
 
 
 # ------------------------------------------------------------------------------------ weights
@@ -630,6 +630,11 @@ def test_a_source_in_which_no_block_begins_is_refused(folder, tmp_path):
 
     with pytest.raises(DataError, match=r"two\.txt has .* tokens, less than a block"):
         _ = TextBlocks(text, 200, LETTERS.pad).sources
+
+
+def test_a_weighted_source_that_is_named_twice_is_refused(folder):
+    with pytest.raises(ValueError, match="named twice"):
+        TextFiles(train=[str(folder / "one.txt")] * 2, weights=[1, 2])
 
 
 def test_a_file_of_two_weighted_sources_is_named(folder, tmp_path):

@@ -20,7 +20,7 @@ from transfer_cli.data import catalog
 from transfer_cli.data import fetch as fetching
 from transfer_cli.data.fetch import RemoteFile, fetch, fetch_member
 from transfer_cli.data.folders import writable_folder
-from transfer_cli.data.hub_client import located
+from transfer_cli.data.hub_client import resolve_path
 from transfer_cli.data.text import TextFiles
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.multilabel import LabelsTable
@@ -491,9 +491,9 @@ def test_what_is_in_the_cache_needs_no_network(hub, tmp_path, monkeypatch):
 
     assert after.splits == before.splits
     with pytest.raises(DataError, match="there is no split 'test', but train"):
-        located("hf:acme/reviews/test")
+        resolve_path("hf:acme/reviews/test")
     with pytest.raises(DataError, match="acme/many is not in the cache, and its server cannot be"):
-        located("hf:acme/many/tags/train")
+        resolve_path("hf:acme/many/tags/train")
 
 
 def test_other_tasks_and_texts_take_splits_of_the_hub_as_files(hub, tmp_path):
@@ -519,7 +519,7 @@ def test_other_tasks_and_texts_take_splits_of_the_hub_as_files(hub, tmp_path):
 )
 def test_what_is_not_there_is_said_in_a_line(hub, given, said):
     with pytest.raises(DataError, match=said) as caught:
-        located(given)
+        resolve_path(given)
 
     assert "\n" not in str(caught.value)
     assert hub == []
@@ -529,4 +529,4 @@ def test_without_the_client_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
     with pytest.raises(ConfigError, match="needs the package huggingface_hub; install it with pip"):
-        located("hf:acme/reviews/train")
+        resolve_path("hf:acme/reviews/train")

@@ -168,7 +168,7 @@ def test_a_quote_that_is_never_closed_costs_one_row(end):
 
 
 def test_lines_that_are_not_read_again_are_counted(monkeypatch):
-    monkeypatch.setattr(table, "_REREAD", 0)
+    monkeypatch.setattr(table, "_MAX_REREADS", 0)
 
     rows, faults = rows_and_faults(["good,1", '"open,2', *["good,1"] * 50])
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.data.test_text import text_file
 from transfer_cli.data import sentence_pairs
 from transfer_cli.data.corpus import encode_text
-from transfer_cli.data.encoded_task import kept
+from transfer_cli.data.encoded_task import kept_sizes
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.sentence_pairs import draw_pairs, pair_text, units_of
 from transfer_cli.data.text import TextFiles
@@ -29,7 +29,7 @@ def encoded(tmp_path_factory):
     def encode(lines):
         path = text_file(folder, lines)
         data = TextFiles(train=path, validation="other.txt", pairs="nsp")
-        split = data._whole([folder / "a.txt"], "train", KnownFiles(None))
+        split = data._whole_split([folder / "a.txt"], "train", KnownFiles(None))
         return encode_text(split, WORDS, folder / "cache")
 
     return encode
@@ -132,7 +132,7 @@ def test_tokens_are_those_of_the_text_and_fit(many, kind):
         spans(pairs), texts(pairs), strict=True
     ):
         whole, rest = pairs.tokens(begin, stop).tolist(), pairs.tokens(second, last).tolist()
-        stays, follows = kept(len(whole), len(rest), LENGTH - 3)
+        stays, follows = kept_sizes(len(whole), len(rest), LENGTH - 3)
         assert row == [WORDS.cls, *whole[:stays], WORDS.sep, *rest[:follows], WORDS.sep]
         assert (one, other) == (whole[:stays], rest[:follows])
         assert min(len(one), len(other)) > 0
@@ -244,7 +244,7 @@ def test_translations_are_both_texts_of_a_row_whose_positions_restart(tmp_path, 
         train=str(path), validation="other.txt", pairs="translation",
         field="text" if kind == "txt" else ["en", "de"],
     )  # fmt: skip
-    split = data._whole([path], "train", KnownFiles(None))
+    split = data._whole_split([path], "train", KnownFiles(None))
     text = encode_text(split, WORDS, tmp_path / "cache")
 
     pairs = pair_text(text, WORDS, 9, "translation", data.units, seed=0)

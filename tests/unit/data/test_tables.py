@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import tried
 from transfer_cli.data import readers, sheets
-from transfer_cli.data.columns import choose
+from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.documents import path_lines
-from transfer_cli.data.encodings import encoding_of
+from transfer_cli.data.encodings import detect_encoding
 from transfer_cli.data.labelled import INPUT, Example
-from transfer_cli.data.layout import Layout, delimiter_of, has_header
+from transfer_cli.data.layout import Layout, detect_delimiter, has_header
 from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.data.records import Record, label_of, text_of
 from transfer_cli.data.table import table_records
@@ -138,7 +138,7 @@ def test_what_is_typed_is_not_recognised(load):
     ],
 )
 def test_an_encoding_is_told_by_its_bytes(name, start, encoding):
-    assert [reading.encoding for reading in encoding_of(start)] == [encoding], name
+    assert [reading.encoding for reading in detect_encoding(start)] == [encoding], name
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_encoding_is_told_by_its_bytes(name, start, encoding):
     ],
 )  # fmt: skip
 def test_what_parts_columns_is_what_gives_each_row_as_many(lines, mark):
-    assert delimiter_of([f"{line}\n" for line in lines], ",") == mark
+    assert detect_delimiter([f"{line}\n" for line in lines], ",") == mark
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_header_names_columns_and_is_not_like_the_rows_below(first, others, ex
 
 def chosen(header, rows, asked=None):
     records = [dict(zip(header, row, strict=True)) for row in rows]
-    columns = choose(header, records, asked or Wanted(), "a.csv")
+    columns = choose_columns(header, records, asked or Wanted(), "a.csv")
     return columns.text, columns.pair, columns.label
 
 
@@ -230,6 +230,7 @@ def test_columns_that_may_be_meant_alike_are_asked_for(header, rows, message):
 
 def test_a_column_can_be_typed_by_its_number_beside_a_header():
     assert chosen(["a", "b"], ROWS, Wanted(text="1", label="2")) == ("a", None, "b")
+    assert chosen(["a", "b"], ROWS, Wanted(text="\u00b2", label="2")) == ("\u00b2", None, "b")
 
 
 # -------------------------------------------------------------------------------------- bad rows
@@ -261,7 +262,7 @@ def test_where_no_row_is_left_that_is_refused(load):
 def test_all_rows_of_a_file_are_one_split(tmp_path):
     (tmp_path / "a.csv").write_text(BAD)
 
-    data = Table(train=str(tmp_path / "a.csv"), errors="skip").whole(Wanted())
+    data = Table(train=str(tmp_path / "a.csv"), errors="skip").as_input_split(Wanted())
 
     assert len(data.splits[INPUT]) == 60
     assert (data.part_of[INPUT].size, data.part_of[INPUT].left_out) == (62, ("2 cannot be read",))
@@ -310,6 +311,14 @@ def test_a_row_of_a_spreadsheet_is_refused_with_its_number(book):
 
     with pytest.raises(DataError, match=r"a\.xlsx, line 62: the label in 'label' is empty"):
         Table(train=str(path)).load(path, 0)
+
+
+def test_sheets_are_numbered_from_one(book):
+    path = book([["text", "label"], *ROWS])
+
+    for sheet in (0, 2, "\u00b2"):
+        with pytest.raises(DataError, match=f"data.sheet={sheet}, but its sheets are 'Sheet'"):
+            Table(train=str(path), sheet=sheet).load(path, 0)
 
 
 def test_a_spreadsheet_that_fills_the_memory_is_refused(book, monkeypatch):
@@ -416,6 +425,11 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra(load, monkeypat
         load(b"x", name)
 
 
+def test_an_object_whose_rows_are_no_lists_is_no_table(load):
+    with pytest.raises(DataError, match=r"The columns are 'columns', 'data'\."):
+        load(json.dumps({"columns": ["text", "label"], "data": [1, 2]}), "a.json")
+
+
 def test_a_layout_that_cannot_be_is_refused():
     assert Layout("tab").delimiter == Layout("\t").delimiter == "\t"
     with pytest.raises(ValueError, match="delimiter is ',,'"):
@@ -493,7 +507,7 @@ resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
 path = Path(sys.argv[1])
 try:
     if path.suffix == ".xlsx":
-        with sheets.opened(path) as book:
+        with sheets.open_book(path) as book:
             list(book.rows(book.sheets[0]))
     else:
         list(parquet.parquet_records(path))
@@ -591,6 +605,22 @@ def test_a_damaged_packed_file_is_an_error_with_its_line(write, suffix, damage):
 
     with pytest.raises(DataError, match=r"a\.txt.*, line \d+: cannot be read on"):
         list(readers.read_lines(path))
+    with pytest.raises(DataError, match=r"a\.txt.*, line \d+: cannot be read on"):
+        readers.count_lines(path)
+
+
+def test_a_damaged_packed_file_of_no_known_format_is_an_error(write):
+    with pytest.raises(DataError, match=r"a\.gz, line 1: cannot be read on"):
+        readers.unknown_format_error(write("a.gz", b"plain text\n"), "data.")
+
+
+def test_a_json_object_in_a_damaged_packed_file_is_an_error(write, monkeypatch):
+    monkeypatch.setattr(readers, "PEEKED_BYTES", 1000)
+    content = json.dumps({"data": [{"text": os.urandom(60).hex()} for _ in range(2000)]})
+    path = write("a.json.gz", gzip.compress(content.encode())[:-9])
+
+    with pytest.raises(DataError, match=r"a\.json\.gz: cannot be read on"):
+        Table(train=str(path)).load(path, 0)
 
 
 def test_a_zstandard_bomb_is_read_in_bounded_memory(write, monkeypatch):
@@ -836,7 +866,7 @@ TEXTS = {
 def test_a_text_is_read_by_its_page(text, page, times):
     content = f"text,label\n{text * times},neg\n".encode(page)
 
-    readings = encoding_of(content)
+    readings = detect_encoding(content)
 
     assert len(readings) == 1
     assert content.decode(readings[0].encoding) == content.decode(page)
@@ -849,7 +879,7 @@ def test_a_text_is_read_by_its_page(text, page, times):
 def test_where_two_pages_are_near_both_are_told_of(text, page):
     content = f"{text}\n".encode(page)
 
-    readings = [content.decode(reading.encoding) for reading in encoding_of(content)]
+    readings = [content.decode(reading.encoding) for reading in detect_encoding(content)]
 
     assert len(readings) > 1
     assert f"{text}\n" in readings
@@ -859,6 +889,6 @@ def test_where_two_pages_are_near_both_are_told_of(text, page):
 def test_unicode_is_told_by_its_bytes(page):
     content = "text,label\nfilm добрый 电影,neg\n".encode(page)
 
-    (reading,) = encoding_of(content)
+    (reading,) = detect_encoding(content)
 
     assert content.decode(reading.encoding).removeprefix("\ufeff").startswith("text,label\n")

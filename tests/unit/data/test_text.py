@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from transfer_cli.config.build import build
 from transfer_cli.data.cloze import ClozeExample, ClozeTexts, MinimalPair
 from transfer_cli.data.corpus import TextBlocks, encode_text
-from transfer_cli.data.equal_texts import are_among, keys_of
+from transfer_cli.data.equal_texts import are_among, text_keys
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.known_texts import SampleText, TaskText, WikiText
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
@@ -30,7 +30,7 @@ from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.samples import EmbeddedSample
-from transfer_cli.tasks.sources import say_overlap
+from transfer_cli.tasks.sources import log_overlap
 from transfer_cli.tasks.table import Table
 from transfer_cli.tasks.text_to_text.task import PrefixLM
 
@@ -390,7 +390,7 @@ def test_each_row_of_json_lines_is_a_document(tmp_path):
     other = text_file(tmp_path, ["x"], "b.txt")
     data = TextFiles(train=[path, other], validation=other + "x", documents="separate")
 
-    split = data._whole([tmp_path / "a.jsonl", tmp_path / "b.txt"], "train", KnownFiles(None))
+    split = data._whole_split([tmp_path / "a.jsonl", tmp_path / "b.txt"], "train", KnownFiles(None))
 
     firsts = [line for line, first in zip(split.lines(), split.begins(), strict=True) if first]
     assert firsts == ["a", "c", "d", "x"]
@@ -423,7 +423,7 @@ def test_articles_of_the_sample_are_its_documents(tmp_path):
 
 def test_blocks_say_which_document_each_input_predicts(tmp_path):
     data = own_text(text_file(tmp_path, ["a b", "", "c d e", "", "f"]))
-    split = data._whole([tmp_path / "a.txt"], "train", KnownFiles(None))
+    split = data._whole_split([tmp_path / "a.txt"], "train", KnownFiles(None))
     text = encode_text(split, WORDS, tmp_path / "cache")
 
     blocks = TextBlocks(text, 4, WORDS.pad)
@@ -442,7 +442,7 @@ def test_what_cannot_be_done_is_refused(tmp_path):
     with pytest.raises(ValueError, match="heading is no regular expression"):
         TextFiles(train="a.txt", heading="(")
     path = text_file(tmp_path, ["a b", "c"])
-    split = own_text(path)._whole([tmp_path / "a.txt"], "train", KnownFiles(None))
+    split = own_text(path)._whole_split([tmp_path / "a.txt"], "train", KnownFiles(None))
     wrong = encode_text(split, WORDS, tmp_path / "cache")
     assert wrong.starts is not None
     object.__setattr__(split, "begins", lambda: iter([True]))
@@ -469,8 +469,8 @@ def said(caplog, **splits):
     caplog.clear()
     with caplog.at_level(logging.INFO):
         texts = ClassificationTask().texts
-        keys = {name: keys_of(map(texts, part), len(part)) for name, part in splits.items()}
-        say_overlap(splits, keys, "here", texts)
+        keys = {name: text_keys(map(texts, part), len(part)) for name, part in splits.items()}
+        log_overlap(splits, keys, "here", texts)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
@@ -625,6 +625,14 @@ def test_what_is_no_pair_is_named(tmp_path, name, text, message):
 
     with pytest.raises(DataError, match=message):
         MinimalPairs(files=str(tmp_path / name)).load()
+
+
+def test_packed_json_lines_hold_minimal_pairs(tmp_path):
+    row = b'{"sentence_good": "It is.", "sentence_bad": "It are."}\n'
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(row))
+    (tmp_path / "b.ndjson").write_bytes(row)
+
+    assert MinimalPairs(files=str(tmp_path)).load() == 2 * [MinimalPair("It is.", "It are.")]
 
 
 def test_made_up_sentences_differ_in_the_number_of_their_verb():

@@ -1,6 +1,7 @@
 """Word vectors of a file, and the tokens that they are of."""
 
 import gzip
+import lzma
 import struct
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tokenizers
 
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
-from transfer_cli.data.word_vectors import WordVectors, rows_of
+from transfer_cli.data.word_vectors import WordVectors, token_vectors
 from transfer_cli.errors import ConfigError, DataError
 
 SPECIAL = ["[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
@@ -62,7 +63,7 @@ def test_rows_are_of_words_in_every_format(tmp_path, name):
     vectors = WordVectors.open(tmp_path / name)
     tokenizer = wordpiece(lowercase=True)
 
-    rows = rows_of(vectors, tokenizer)
+    rows = token_vectors(vectors, tokenizer)
 
     named = {tokenizer.pieces([token])[0]: row.tolist() for token, row in rows.items()}
     # `##ing` continues words; `Over` is `over` where texts are lower-cased.
@@ -74,7 +75,7 @@ def test_rows_are_of_words_in_every_format(tmp_path, name):
 def test_case_is_the_tokenizers(tmp_path):
     (tmp_path / "glove.txt").write_text(lines())
 
-    rows = rows_of(WordVectors.open(tmp_path / "glove.txt"), wordpiece(lowercase=False))
+    rows = token_vectors(WordVectors.open(tmp_path / "glove.txt"), wordpiece(lowercase=False))
 
     assert len(rows) == 3
 
@@ -83,7 +84,7 @@ def test_a_byte_level_word_has_the_mark_of_the_space(tmp_path):
     (tmp_path / "glove.txt").write_text(lines({"play": [1, 2], "été": [3, 4]}))
     tokenizer = byte_level()
 
-    rows = rows_of(WordVectors.open(tmp_path / "glove.txt"), tokenizer)
+    rows = token_vectors(WordVectors.open(tmp_path / "glove.txt"), tokenizer)
 
     assert {tokenizer.decode([token]): row.tolist() for token, row in rows.items()} == {
         "play": [1, 2], "été": [3, 4]
@@ -105,7 +106,20 @@ def test_broken_files_are_refused_by_line(tmp_path, content, place):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
     with pytest.raises(DataError, match=rf"model\.embeddings: .*{place}"):
-        rows_of(WordVectors.open(path), wordpiece(lowercase=True))
+        token_vectors(WordVectors.open(path), wordpiece(lowercase=True))
+
+
+def test_a_damaged_packed_file_is_refused(tmp_path):
+    (tmp_path / "vectors.txt.gz").write_bytes(gzip.compress(lines().encode())[:-8])
+    many = {
+        f"w{number}": row for number, row in enumerate(np.random.default_rng(0).random((2000, 3)))
+    }
+    (tmp_path / "vectors.bin.xz").write_bytes(lzma.compress(binary(many)[:-8]) + b"no xz")
+
+    with pytest.raises(DataError, match="line 1: cannot be read on"):
+        WordVectors.open(tmp_path / "vectors.txt.gz")
+    with pytest.raises(DataError, match=r"word 1: expected .* Input format"):
+        list(WordVectors.open(tmp_path / "vectors.bin.xz").read(lambda word: True))
 
 
 def test_another_size_is_refused_with_the_cure(tmp_path):
@@ -120,7 +134,9 @@ def test_the_rest_of_a_file_is_not_kept(tmp_path):
     many = {f"w{number}": [number, 0, 1] for number in range(20_000)}
     (tmp_path / "words.bin").write_bytes(binary({**many, "over": [1, 2, 3]}))
 
-    (row,) = rows_of(WordVectors.open(tmp_path / "words.bin"), wordpiece(lowercase=True)).values()
+    (row,) = token_vectors(
+        WordVectors.open(tmp_path / "words.bin"), wordpiece(lowercase=True)
+    ).values()
 
     assert row.base is None
     np.testing.assert_array_equal(row, [1, 2, 3])

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.batch import with_facts
-from transfer_cli.engine.compiling import FullBatches, compile_passes, missing_for, why_eager
+from transfer_cli.engine.compiling import FullBatches, compile_passes, missing_compiler, why_eager
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -137,7 +137,7 @@ def test_what_a_gpu_lacks_is_named(package, capability, tools, missing, tmp_path
     monkeypatch.setattr(shutil, "which", lambda name: name if tools else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
-    requirement = missing_for(GPU)
+    requirement = missing_compiler(GPU)
 
     assert missing in requirement
     assert bool(requirement) is bool(missing)

@@ -13,15 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
-from transfer_cli.assembly.run import count
-from transfer_cli.batch import with_facts, with_rows
+from transfer_cli.assembly.run import attach_tally
+from transfer_cli.batch import with_facts, with_packed_rows
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.cost import pairs_seen, prices_of, training_flops
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.patterns import window_mask
-from transfer_cli.model.products import TOKEN, Products
+from transfer_cli.model.products import TOKEN, ProductCounter
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Loss
 from transfer_cli.objectives.beside_main_head import CrossView
@@ -95,7 +95,7 @@ def step_of(shape, scheme, objective, losses=None, **recipe):
 
 def counting(step):
     """Return a step with its tally beside it."""
-    step.tally = count(step)
+    step.tally = attach_tally(step)
     return step
 
 
@@ -108,10 +108,10 @@ def batch_of(objective, *, causal=True):
 def compared(step, *batches):
     """Return what we and torch count for one step."""
     step([{"main": batch} for batch in batches[:1]], 0)  # buffers and caches are made here
-    step.tally.take()
+    step.tally.take_flops()
     with counted() as counter:
         step([{"main": batch} for batch in batches], 1)
-    return step.tally.take().done, counter.get_total_flops()
+    return step.tally.take_flops().done, counter.get_total_flops()
 
 
 # --- against torch's counter -------------------------------------------------------------------
@@ -158,16 +158,16 @@ def test_the_head_of_a_language_model_is_counted_at_scored_positions(shape, sche
 def test_a_memory_is_counted():
     objective = CausalLM()
     step = step_of("xl", "full", objective)
-    step._lanes = CarriedMemory(step.model.backbone.shape, 7, 7, 9, torch.device("cpu"))
+    step._memories = CarriedMemory(step.model.backbone.shape, 7, 7, 9, torch.device("cpu"))
     batch = batch_of(objective)
     step([{"main": batch}], 0)
 
     flops = []
     for number in (1, 2, 3):
-        step.tally.take()
+        step.tally.take_flops()
         with counted() as counter:
             step([{"main": batch}], number)
-        flops.append(step.tally.take())
+        flops.append(step.tally.take_flops())
         assert flops[-1].done == pytest.approx(counter.get_total_flops(), rel=0.01)
 
     assert flops[0].done < flops[1].done == flops[2].done
@@ -181,7 +181,9 @@ FURTHER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lay_out", [with_facts, pytest.param(with_rows, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "lay_out", [with_facts, pytest.param(with_packed_rows, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("main", "further"),
     [
@@ -204,7 +206,7 @@ def test_every_pass_of_a_step_is_counted_and_none_computes_padding(main, further
         for name, objective in zip(("main", "further"), (chosen, *more), strict=False)
     ]
     step = counting(tiny.train_step(model, losses, tiny.Recipe()))
-    step._lay_out = lay_out
+    step._add_facts = lay_out
 
     ours, theirs = compared(step, tiny.all_of(data))
     step([{"main": tiny.all_of(data)}], 2)
@@ -234,7 +236,7 @@ def test_a_source_that_is_asked_in_each_step_is_counted():
 def test_recomputation_adds_a_forward_pass_of_what_the_gradient_reaches():
     def price(*, recompute, trains):
         model = tiny.model(CausalLM())
-        model.backbone.recompute(recompute)
+        model.backbone.set_activation_checkpointing(recompute)
         names = {name for name, _ in model.named_parameters() if trains in name}
         return prices_of(model, names)["token"]
 
@@ -251,20 +253,20 @@ class OwnMatrix(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(5, 7))
 
-    def products(self, counted, unit, *, moves):
-        trains = counted.trains(self.weight)
-        counted.add(unit, self.weight.numel(), moves=moves, trains=trains)
-        return moves or trains
+    def count_products(self, counter, unit, *, needs_grad):
+        trains = counter.trains(self.weight)
+        counter.add(unit, self.weight.numel(), needs_grad=needs_grad, trains=trains)
+        return needs_grad or trains
 
 
 def test_what_a_layer_says_that_it_multiplies_is_counted_and_moves_what_follows():
     layer = OwnMatrix()
-    counted = Products({id(layer.weight)})
+    counter = ProductCounter({id(layer.weight)})
 
-    assert counted.through(nn.Sequential(layer, nn.Linear(7, 3)), moves=False)
+    assert counter.count(nn.Sequential(layer, nn.Linear(7, 3)), needs_grad=False)
 
     # Backward: of the first the gradient of its matrix, of the second that of its input.
-    assert counted.prices == {TOKEN: [2 * (5 * 7 + 7 * 3)] * 2}
+    assert counter.prices == {TOKEN: [2 * (5 * 7 + 7 * 3)] * 2}
 
 
 def test_padding_is_done_and_is_not_real():
@@ -278,7 +280,7 @@ def test_padding_is_done_and_is_not_real():
     flops = []
     for number, batch in enumerate((even, ragged)):
         step([{"main": batch}], number)
-        flops.append(step.tally.take())
+        flops.append(step.tally.take_flops())
 
     assert flops[0].done == flops[0].real
     # Only attention computes padding; the rest sees five of the eight tokens.
@@ -294,7 +296,7 @@ def test_kept_states_leave_the_head_alone():
     step([{"main": {**batch, "pooled": torch.zeros(16, 16)}}], 0)
 
     # 16 texts, 16 x 3 weights: the product and the gradient of its matrix.
-    assert step.tally.take() == (2 * 2 * 16 * 16 * 3,) * 2
+    assert step.tally.take_flops() == (2 * 2 * 16 * 16 * 3,) * 2
 
 
 def test_each_stage_is_counted_at_its_own_price():
@@ -309,7 +311,7 @@ def test_each_stage_is_counted_at_its_own_price():
     flops = []
     for number in range(5):
         step([{"main": batch}], number)
-        flops.append(step.tally.take().done)
+        flops.append(step.tally.take_flops().done)
 
     assert flops == sorted(flops)
     assert flops[4] > 2.5 * flops[0]
@@ -322,7 +324,7 @@ def test_what_is_not_asked_for_is_not_counted():
 
     step.model(lambda model: objective.loss_sums(model, batch, Encoding(model, batch)))
 
-    assert step.tally.take() == (0, 0)
+    assert step.tally.take_flops() == (0, 0)
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8, 40])

@@ -186,7 +186,7 @@ def test_features_of_a_gpu_can_stay_there():
     data = tiny.Questions(examples=60)
     model = trained().to(device)
     fast = CachedFeatures(
-        data, model, Precision("fp32", device), batch=8, layers=(-1,), keep_on=device
+        data, model, Precision("fp32", device), batch=8, layers=(-1,), device=device
     )
 
     states = fast.batch(ORDER)["states"]

@@ -14,7 +14,7 @@ from transfer_cli.engine import handlers, metrics_logger
 from transfer_cli.engine.averaging import EMA
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import LOSS, Metric, require
+from transfer_cli.metrics import LOSS, Metric, require_metric
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepJob
@@ -45,7 +45,7 @@ def validated(
             run.progress,
             lambda: next(left),
             every=Length.parse(every),
-            monitor=metrics if monitor is None else require(monitor, metrics, "loop.monitor"),
+            monitor=require_metric(monitor, metrics, "loop.monitor") if monitor else metrics,
             keep_last=keep_last,
             patience=patience,
             stages=run.step.stages,
@@ -146,7 +146,7 @@ WEIGHTS = ("plain", "averaged")
 def test_stages_see_the_plain_weights_alone():
     run = a_run(total=4)
     seen = []
-    run.step.stages.observe = lambda step, place: seen.append(place)
+    run.step.stages.observe_validation = lambda step, place: seen.append(place)
     average = EMA(run.step.model, frozenset(), 0.9)
     values = [{"loss": 5.0, "averaged/loss": 1.0}, {"loss": 6.0, "averaged/loss": 2.0}]
     validated(run, values, average=average)

@@ -44,9 +44,9 @@ def test_batches_say_how_many_epochs_of_their_stream_are_over():
     loader, mixture = mixed_loader()
 
     for step in range(40):
-        name, visit = mixture.at(step)
+        name, visit = mixture.draw(step)
         over = visit // loader.streams[name].sampler.steps_per_epoch
-        for micro in loader.at(step):
+        for micro in loader.load(step):
             assert micro[name]["epoch"].tolist() == [over] * len(micro[name]["index"])
 
 
@@ -75,8 +75,8 @@ def test_a_step_of_a_mixture_comes_from_the_stream_it_draws_alone():
     loader, mixture = mixed_loader()
 
     for step in range(40):
-        name = mixture.at(step)[0]
-        batches = loader.at(step)
+        name = mixture.draw(step)[0]
+        batches = loader.load(step)
         assert [list(micro) for micro in batches] == [[name]] * len(batches)
         assert ("label" in batches[0][name]) == (name == "main")
 
@@ -86,12 +86,12 @@ def test_each_stream_of_a_mixture_goes_through_its_own_epochs():
     seen = {"main": [], "text": []}
 
     for step in range(40):
-        for micro in loader.at(step):
+        for micro in loader.load(step):
             for name, batch in micro.items():
                 seen[name] += batch["index"].tolist()
 
     alone = loader_of(tiny.Questions(examples=60))
-    visits = sum(mixture.at(step)[0] == "main" for step in range(40))
+    visits = sum(mixture.draw(step)[0] == "main" for step in range(40))
     assert seen["main"] == [n for step in drawn(alone, visits) for micro in step for n in micro]
     assert len(set(seen["text"][:63])) == min(63, len(seen["text"]))
 
@@ -111,7 +111,7 @@ def test_a_stream_that_joins_has_a_batch_in_each_step_of_the_main_one():
     texts = StepSampler(len(tiny.blocks()), 18, seed=0)
 
     for step in range(3):
-        batches = loader.at(step)
+        batches = loader.load(step)
 
         whole, last = (["main", "text"], ["text"])
         short = step % 3 == 2  # 20 questions
@@ -124,13 +124,15 @@ def test_a_stream_that_joins_has_a_batch_in_each_step_of_the_main_one():
 
 
 def test_without_a_mixture_a_stream_that_does_not_join_is_never_drawn():
-    assert {name for micro in joined_loader(joins=False).at(0) for name in micro} == {"main"}
+    assert {name for micro in joined_loader(joins=False).load(0) for name in micro} == {"main"}
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_share_what_joins_and_end_with_a_batch_of_every_stream(world_size):
     for step in range(3):
-        shares = [joined_loader(rank=r, world_size=world_size).at(step) for r in range(world_size)]
+        shares = [
+            joined_loader(rank=r, world_size=world_size).load(step) for r in range(world_size)
+        ]
 
         assert len({len(share) for share in shares}) == 1
         for share in shares:
@@ -138,7 +140,7 @@ def test_processes_share_what_joins_and_end_with_a_batch_of_every_stream(world_s
         for name in ("main", "text"):
             real = [micro[name] for share in shares for micro in share
                     if not isinstance(micro[name], IdleBatch)]  # fmt: skip
-            alone = [micro[name] for micro in joined_loader().at(step) if name in micro]
+            alone = [micro[name] for micro in joined_loader().load(step) if name in micro]
             first, second = (
                 sorted(n for batch in batches for n in batch["index"].tolist())
                 for batches in (real, alone)
@@ -153,7 +155,7 @@ def test_a_mixture_that_starts_anywhere_gives_what_follows(first):
 
     step = next(iter(resumed))
 
-    expected = straight.at(first)
+    expected = straight.load(first)
     assert [list(micro) for micro in step] == [list(micro) for micro in expected]
     for micro, wanted in zip(step, expected, strict=True):
         for name, batch in micro.items():
@@ -238,7 +240,7 @@ def crash_after(run, step, folder):
         if engine.state.iteration == step:
             state = {"step": run.step.state_dict(), "progress": run.progress.state_dict()}
             checkpoint.write(
-                folder / checkpoint.name(step),
+                folder / checkpoint.folder_name(step),
                 step,
                 lambda to: save_tensors(run.step.model.state_dict(), to / WEIGHTS),
                 state,

@@ -40,8 +40,8 @@ def test_the_first_process_misses_one_that_says_nothing_new(clock):
         first._read(store)
         first._heard[0] = clock.now
 
-    assert first.missed(7.5) == ""
-    assert first.missed(6.5) == "process 1 of 3"
+    assert first.silent_processes(7.5) == ""
+    assert first.silent_processes(6.5) == "process 1 of 3"
 
 
 def test_one_that_never_came_is_missed_from_the_start(clock):
@@ -50,16 +50,16 @@ def test_one_that_never_came_is_missed_from_the_start(clock):
     first._read(store)
     first._heard[0] = clock.now
 
-    assert first.missed(11) == ""
-    assert first.missed(9) == "process 1 of 2"
+    assert first.silent_processes(11) == ""
+    assert first.silent_processes(9) == "process 1 of 2"
 
 
 def test_the_others_miss_the_place_where_all_meet(clock):
     other = heartbeats(1)
     clock.now = 10.0
 
-    assert other.missed(11) == ""
-    assert other.missed(9) == "process 0, over which all talk,"
+    assert other.silent_processes(11) == ""
+    assert other.silent_processes(9) == "process 0, over which all talk,"
 
 
 def test_the_others_do_not_look_after_each_other(clock):
@@ -67,7 +67,7 @@ def test_the_others_do_not_look_after_each_other(clock):
     clock.now = 10.0
     other._heard[1] = clock.now
 
-    assert other.missed(9) == ""
+    assert other.silent_processes(9) == ""
 
 
 @pytest.mark.parametrize("launcher", ["alive", "gone"])

@@ -8,7 +8,7 @@ from tests import tiny
 from transfer_cli.assembly.checks import check_graphs, check_residual
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import bf16_products
-from transfer_cli.engine.bf16_products import precision_of
+from transfer_cli.engine.bf16_products import command_precision
 from transfer_cli.engine.precision import Precision, choose_device, device_of_process
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.shape import FORMS
@@ -35,23 +35,23 @@ def test_some_commands_take_bf16_where_products_in_it_were_fast(
     monkeypatch, tmp_path, rates, pays, command, fast
 ):
     monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path))
-    monkeypatch.setattr(bf16_products, "measured", lambda: rates)
+    monkeypatch.setattr(bf16_products, "measure_rates", lambda: rates)
 
-    kinds = [precision_of(command, "cpu", word).kind for word in ("auto", "fp32", "bf16")]
-    monkeypatch.setattr(bf16_products, "measured", dict)  # it is kept
-    again = precision_of(command, "cpu", "auto").kind
+    kinds = [command_precision(command, "cpu", word).kind for word in ("auto", "fp32", "bf16")]
+    monkeypatch.setattr(bf16_products, "measure_rates", dict)  # it is kept
+    again = command_precision(command, "cpu", "auto").kind
 
     assert kinds == [fast if pays else "fp32", "fp32", "bf16"]
     assert again == kinds[0]
 
 
 def test_what_is_kept_of_a_machine_is_measured_again_where_it_is_damaged(monkeypatch, tmp_path):
-    bf16_products.pay(tmp_path)
+    bf16_products.is_fast(tmp_path)
     (record,) = tmp_path.rglob("*.json")
     record.write_text('{"float32": "fast"}')
-    monkeypatch.setattr(bf16_products, "measured", lambda: {"float32": 1.0, "bfloat16": 3.0})
+    monkeypatch.setattr(bf16_products, "measure_rates", lambda: {"float32": 1.0, "bfloat16": 3.0})
 
-    assert bf16_products.pay(tmp_path)
+    assert bf16_products.is_fast(tmp_path)
     assert '"bfloat16": 3.0' in record.read_text()
 
 
@@ -83,7 +83,7 @@ def test_the_cpu_can_be_chosen(name):
     assert choose_device(name).type in {"cpu", "cuda" if name == "auto" else "cpu"}
 
 
-@pytest.mark.parametrize("name", ["gpu", "cpu:1", "cuda:x", "tpu", ""])
+@pytest.mark.parametrize("name", ["gpu", "cpu:1", "cpu:", "cuda:x", "cuda:", "cuda:²", "tpu", ""])
 def test_an_unknown_device_is_refused(name):
     with pytest.raises(ConfigError, match=rf"device: '{name}' is not .* cuda \(a GPU\) or cuda:N"):
         choose_device(name)
@@ -110,7 +110,7 @@ def test_a_residual_stream_in_bfloat16_stays_so_and_close(form, norm):
     backbone, tokens_BT = tiny.backbone(residual=form, norm=norm), 5 + torch.arange(24).view(2, 12)
     with Precision("bf16", CPU).context():
         wide = backbone(tokens_BT, tokens_BT > 0)
-        backbone.keep_residual(torch.bfloat16)
+        backbone.set_residual_dtype(torch.bfloat16)
         narrow = backbone(tokens_BT, tokens_BT > 0)
 
     assert {state.dtype for state in narrow} == {torch.bfloat16}

@@ -13,7 +13,7 @@ from tests import tiny
 from transfer_cli.adaptation.plans import Only
 from transfer_cli.engine.features import shared_states
 from transfer_cli.engine.features.cached import CachedFeatures
-from transfer_cli.engine.features.shared_states import ALONE, KEPT, TAKEN, SharedStates
+from transfer_cli.engine.features.shared_states import HIT, LOCAL, STORED, SharedStates
 from transfer_cli.objectives.classification import Classification
 
 SIZE = (5, 1, 4)
@@ -28,7 +28,7 @@ def fetched(folder, key=0, value=1.0, **circumstances):
     """Return what came of a request, and the states."""
     shared = SharedStates(folder, circumstances)
     tensor = shared.fetch({"key": key}, SIZE, lambda: states(value))
-    return shared.came[0], tensor
+    return shared.outcomes[0], tensor
 
 
 def entries(folder):
@@ -41,7 +41,7 @@ def entries(folder):
 def test_the_second_run_takes_what_the_first_one_computed(tmp_path):
     first, second = fetched(tmp_path, value=0.1), fetched(tmp_path, value=7.0)
 
-    assert (first[0], second[0]) == (KEPT, TAKEN)
+    assert (first[0], second[0]) == (STORED, HIT)
     assert torch.equal(first[1], second[1])
     assert torch.equal(second[1], states(0.1))
 
@@ -52,7 +52,7 @@ def test_another_key_and_other_circumstances_are_another_entry(tmp_path, other):
 
     came, tensor = fetched(tmp_path, value=2.0, **other)
 
-    assert came == KEPT
+    assert came == STORED
     assert torch.equal(tensor, states(2.0))
     assert len(entries(tmp_path)) == 2
 
@@ -81,10 +81,10 @@ def test_what_is_damaged_is_computed_again(tmp_path, caplog, damage):
 
     came, tensor = fetched(tmp_path, value=3.0)
 
-    assert came == KEPT
+    assert came == STORED
     assert torch.equal(tensor, states(3.0))
     assert "damaged and is made again" in caplog.text
-    assert fetched(tmp_path)[0] == TAKEN
+    assert fetched(tmp_path)[0] == HIT
 
 
 # --- how much ----------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ def test_the_longest_unused_goes_first(tmp_path, monkeypatch):
     fetched(tmp_path, 4)
 
     assert len(entries(tmp_path)) == 3
-    assert [fetched(tmp_path, key)[0] for key in (1, 3, 4)] == [TAKEN] * 3
-    assert fetched(tmp_path, 2)[0] == KEPT
+    assert [fetched(tmp_path, key)[0] for key in (1, 3, 4)] == [HIT] * 3
+    assert fetched(tmp_path, 2)[0] == STORED
 
 
 def test_states_that_have_been_removed_stay_with_who_has_them(tmp_path, monkeypatch):
@@ -120,7 +120,7 @@ def test_what_is_too_large_for_the_folder_stays_in_memory(tmp_path, monkeypatch)
 
     came, tensor = fetched(tmp_path / "features")
 
-    assert came == ALONE
+    assert came == LOCAL
     assert torch.equal(tensor, states())
     assert not (tmp_path / "features").exists()
 
@@ -137,12 +137,12 @@ def test_a_full_disk_is_no_hindrance_and_leaves_nothing_behind(tmp_path, caplog)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    assert came == ALONE
+    assert came == LOCAL
     assert torch.equal(tensor, states())
     assert os.strerror(errno.EFBIG) in caplog.text
     assert entries(tmp_path) == []
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-    assert fetched(tmp_path)[0] == KEPT
+    assert fetched(tmp_path)[0] == STORED
 
 
 # --- side by side ------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def features(folder, data=None, model=None, batch=7, layers=(-1,), circumstances
     model = model or lively()
     data = data or tiny.Questions(examples=60)
     made = CachedFeatures(data, model, tiny.FP32, batch=batch, layers=layers, shared=shared)
-    return shared.came[0], made
+    return shared.outcomes[0], made
 
 
 def lively(seed=0, **changes):
@@ -192,7 +192,7 @@ def test_the_backbone_is_not_asked_again_and_left_in_evaluation_mode(tmp_path):
 
     came, _ = features(tmp_path, model=model)
 
-    assert (came, calls, model.training) == (TAKEN, [], False)
+    assert (came, calls, model.training) == (HIT, [], False)
 
 
 def test_other_heads_and_labels_find_the_same_states(tmp_path):
@@ -201,7 +201,7 @@ def test_other_heads_and_labels_find_the_same_states(tmp_path):
     torch.nn.init.zeros_(model.heads["class"].linear.weight)
     data.labels = data.labels[::-1]
 
-    assert features(tmp_path, data, model)[0] == TAKEN
+    assert features(tmp_path, data, model)[0] == HIT
 
 
 def changed_weight():
@@ -247,7 +247,7 @@ OTHERS = {
 def test_whatever_changes_the_states_is_another_entry(tmp_path, other):
     features(tmp_path)
 
-    assert features(tmp_path, **OTHERS[other]())[0] == KEPT
+    assert features(tmp_path, **OTHERS[other]())[0] == STORED
     assert len(entries(tmp_path)) == 2
 
 
@@ -255,4 +255,4 @@ def test_another_number_of_threads_is_another_entry(tmp_path, monkeypatch):
     features(tmp_path)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
 
-    assert features(tmp_path)[0] == KEPT
+    assert features(tmp_path)[0] == STORED

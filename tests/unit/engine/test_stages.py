@@ -93,7 +93,7 @@ def test_any_step_has_a_stage_whatever_came_before(step, stage):
 
     run.step.stages.enter(step)
 
-    assert run.step.stages.current == run.step.stages.at(step) == stage
+    assert run.step.stages.current == run.step.stages.stage_at(step) == stage
 
 
 def test_a_stage_that_ends_drops_the_gradients_of_what_it_freezes():
@@ -116,8 +116,8 @@ def test_parameters_are_counted_now_and_over_all_stages():
 
     stages.enter(0)
 
-    assert stages.trainable() == head
-    assert stages.ever_trained() == head + 2 * block + 2 * 16  # the final norm is block 2's
+    assert stages.num_trainable() == head
+    assert stages.num_ever_trained() == head + 2 * block + 2 * 16  # the final norm is block 2's
 
 
 # Dropout of frozen parts.
@@ -198,7 +198,7 @@ def patient(values, total=20):
         step = engine.state.iteration
         weights.append(tiny.weights_of(run.step.model))
         if step in values:
-            run.step.stages.observe(step, (values[step],))
+            run.step.stages.observe_validation(step, (values[step],))
 
     return run, weights
 
@@ -241,7 +241,7 @@ def test_a_stage_without_patience_observes_nothing():
     run.step.stages.enter(0)
 
     for step in range(1, 9):
-        run.step.stages.observe(step, (float(step),))
+        run.step.stages.observe_validation(step, (float(step),))
 
     assert run.step.stages.spans[0].end == 3
     assert run.step.stages.state_dict()["kept"] == {}
@@ -254,12 +254,12 @@ def test_the_last_stage_may_run_out_of_patience():
         frozen_eval=False,
     )  # fmt: skip
     stages.enter(0)
-    stages.observe(2, (1.0,))
-    assert not stages.exhausted
+    stages.observe_validation(2, (1.0,))
+    assert not stages.is_exhausted
 
-    stages.observe(4, (1.0,))
+    stages.observe_validation(4, (1.0,))
 
-    assert stages.exhausted
+    assert stages.is_exhausted
 
 
 def test_the_rate_of_a_stage_multiplies_every_rate():
@@ -287,20 +287,21 @@ def test_what_begins_to_train_again_does_so_with_fresh_averages():
         assert taken == (8 if name.startswith("heads.") else 2), name
 
 
-def test_the_memory_of_a_stage_can_be_taken_up_in_its_middle():
+@pytest.mark.parametrize("kind", [tuple, list])  # shards store lists
+def test_the_memory_of_a_stage_can_be_taken_up_in_its_middle(kind):
     values = {1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5}
     straight, _ = patient(values)
     straight.go()
     stopped, _ = patient(values, total=20)
     stages = stopped.step.stages
     stages.enter(0)
-    stages.observe(1, (3.0,))
-    stages.observe(2, (2.0,))
-    stages.observe(3, (2.0,))
+    stages.observe_validation(1, (3.0,))
+    stages.observe_validation(2, (2.0,))
+    stages.observe_validation(3, (2.0,))
 
     other = patient(values)[0].step.stages
-    other.load_state_dict(stages.state_dict())
-    other.observe(4, (2.5,))
+    other.load_state_dict({**stages.state_dict(), "best": kind(stages.state_dict()["best"])})
+    other.observe_validation(4, (2.5,))
 
     assert other.spans == straight.step.stages.spans
     assert other.current == 0
@@ -316,7 +317,7 @@ def test_a_stage_that_has_ended_early_is_over_after_a_resume():
 
     assert other.spans == stages.spans
     assert other.current == stages.current
-    assert other.at(4) == 1
+    assert other.stage_at(4) == 1
 
 
 # --- averaged weights ----------------------------------------------------------------------------
@@ -353,7 +354,7 @@ def floats(module):
 
 
 def averaged(model, average):
-    with average.in_place():
+    with average.swapped_in():
         return floats(model)
 
 
@@ -433,7 +434,7 @@ def test_an_error_while_the_average_is_in_place_brings_the_plain_weights_back():
         pass
     plain = floats(model)
 
-    with pytest.raises(ConfigError), average.in_place():
+    with pytest.raises(ConfigError), average.swapped_in():
         raise ConfigError("stop")
 
     assert tiny.same(floats(model), plain)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from tests import several, tiny
 from transfer_cli.adaptation.penalties import L2SP, Start
-from transfer_cli.batch import size, with_rows
+from transfer_cli.batch import batch_size, with_packed_rows
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.sampler import LaneSampler, StepSampler
 from transfer_cli.data.split import Split, TextContext
@@ -261,7 +261,7 @@ class Hungry(MaskedLM):
     most = 3
 
     def loss_sums(self, model, batch, encoded):
-        if size(batch) > self.most:
+        if batch_size(batch) > self.most:
             raise torch.OutOfMemoryError
         return super().loss_sums(model, batch, encoded)
 
@@ -275,7 +275,7 @@ def test_a_step_for_which_there_is_no_memory_is_taken_again_in_smaller_passes():
             float(step([{"main": data.batch(range(first, first + 8))}], number).total)
             for number, first in enumerate((0, 8))
         ]
-        results[type(objective)] = totals, step.rows
+        results[type(objective)] = totals, step.max_rows
 
     assert results[Hungry][0] == pytest.approx(results[MaskedLM][0], rel=1e-6)
     assert results[Hungry][1] == 2
@@ -383,7 +383,7 @@ def test_a_report_counts_real_tokens_and_examples():
     report = step([{"main": data.batch(np.arange(6))}, {"main": data.batch(np.arange(6, 10))}], 0)
 
     assert report.tokens == sum(map(len, data.rows))
-    assert report.examples == 10 == size(tiny.all_of(data))
+    assert report.examples == 10 == batch_size(tiny.all_of(data))
 
 
 class Endless(Classification):
@@ -421,7 +421,7 @@ def test_activations_that_are_computed_again_change_nothing(residual):
     for again in (False, True):
         objective, data = CausalLM(), tiny.blocks(tokens=300)
         model = tiny.model(objective, residual=residual, dropout=0.3)
-        model.backbone.recompute(again)
+        model.backbone.set_activation_checkpointing(again)
         step = tiny.train_step(model, objective, tiny.Recipe())
         for number in range(3):
             step(
@@ -436,7 +436,7 @@ def test_activation_checkpointing_keeps_less_for_the_backward_pass():
     kept = []
     for again in (False, True):
         model = tiny.model(CausalLM(), depth=3)
-        model.backbone.recompute(again)
+        model.backbone.set_activation_checkpointing(again)
         batch, sizes = tiny.all_of(tiny.blocks(tokens=300)), []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor, sizes=sizes: sizes.append(tensor.numel()) or tensor,
@@ -459,7 +459,7 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
         poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, clip=None, optimizer=FUSED)
         for _ in range(2)
     )
-    told.step._decides_on_device = False
+    told.step._skips_on_device = False
     decides.step._skipped.late = late
 
     told.go()
@@ -478,7 +478,7 @@ def test_an_optimizer_that_clips_moves_weights_as_after_torchs_clipping(optimize
     told, decides = (
         poisoned(WEIGHT, steps=(), total=5, clip=0.05, optimizer=optimizer) for _ in range(2)
     )
-    told.step._decides_on_device = False
+    told.step._skips_on_device = False
 
     told.go()
     decides.go()
@@ -501,12 +501,12 @@ def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
 
 def test_texts_in_rows_take_the_same_steps():
     results = []
-    for lay_out in (None, with_rows):
+    for lay_out in (None, with_packed_rows):
         # AdamW would make steps of the rounding of gradients that are 0.
         recipe = tiny.Recipe(total=5, rate=0.1, optimizer=torch.optim.SGD)
         run = tiny.run(Classification(), tiny.Questions(), recipe, depth=2)
         if lay_out:
-            run.step._lay_out = lay_out
+            run.step._add_facts = lay_out
         losses = run.go().losses
         results.append((losses, tiny.weights_of(run.step.model)))
 
@@ -530,7 +530,7 @@ def trained(steps, *, micro_batch=5, first=0, state=None):
     sampler = LaneSampler(len(data), BATCH, 0)
     device = torch.device("cpu")
     shape, epoch = model.backbone.shape, sampler.steps_per_epoch
-    step._lanes = CarriedMemory(shape, BATCH, micro_batch, epoch, device)
+    step._memories = CarriedMemory(shape, BATCH, micro_batch, epoch, device)
     if state is not None:
         model.load_state_dict(state["model"])
         step.load_state_dict(state["step"])
@@ -539,7 +539,7 @@ def trained(steps, *, micro_batch=5, first=0, state=None):
         rank=distributed.rank(), world_size=distributed.world_size(),
     )  # fmt: skip
     for number in range(first, steps):
-        step(loader.at(number), number)
+        step(loader.load(number), number)
     return {"model": tiny.weights_of(model), "step": step.state_dict()}
 
 
@@ -586,7 +586,7 @@ def test_the_memory_of_other_lanes_is_refused():
 
 @pytest.fixture
 def short_lanes(monkeypatch):
-    monkeypatch.setattr(evaluation, "LEAST_BLOCKS", 8)
+    monkeypatch.setattr(evaluation, "MIN_LANE_BLOCKS", 8)
 
 
 def scored(by, tokens, stride, batch=4, **changes):
@@ -624,7 +624,7 @@ def test_a_score_by_memory_does_not_depend_on_the_batch(short_lanes, batch):
 
 def of_processes():
     """Return what two processes have after some steps, and what they score."""
-    evaluation.LEAST_BLOCKS = 8
+    evaluation.MIN_LANE_BLOCKS = 8
     return {**trained(4, micro_batch=2), "loss": scored("memory", 20, 12)}
 
 

@@ -17,19 +17,19 @@ from transfer_cli.errors import ConfigError, DataError, NotFiniteError
 from transfer_cli.generation.filling import (
     Candidate,
     encode_with_gaps,
-    fill,
-    fill_in,
+    fill_gaps,
+    insert_candidates,
     split_at_gaps,
 )
-from transfer_cli.generation.likelihood import Ending, Gap, ReadBeginning, score_endings, score_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, score_endings, score_gaps
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.prompts import (
     Template,
-    calibrated,
+    calibrate_probabilities,
     draw_shots,
-    ending_of,
-    normalised,
-    shares,
+    encode_ending,
+    label_probabilities,
+    normalised_score,
 )
 from transfer_cli.generation.sentences import (
     JudgedPair,
@@ -88,7 +88,7 @@ def test_ends_are_scored_as_alone_in_any_batch(batch, kind):
 @pytest.mark.parametrize("kind", ["learned", "rotary"])
 def test_what_is_read_once_changes_nothing(begun, kind):
     model = lively(CausalLM(), position_kind=kind)
-    read = ReadBeginning(model, begun)
+    read = PrefixScorer(model, begun)
 
     for rows in (ROWS, ROWS[:1], ROWS[1:3]):
         for one, other in zip(read.score(rows), score_endings(model, rows, 8), strict=True):
@@ -125,22 +125,22 @@ ITEM = "Question: {text}\nAnswer Type: {label}"
 
 def test_a_prompt_ends_before_the_space_of_its_answer():
     template = Template(ITEM, head="Say what is asked for.")
-    shot = template.filled("How many ?", None, "Number")
+    shot = template.fill("How many ?", None, "Number")
 
-    assert template.asked([shot], "Where ?", None) == (
+    assert template.prompt([shot], "Where ?", None) == (
         "Say what is asked for.\n\n"
         "Question: How many ?\nAnswer Type: Number\n\n"
         "Question: Where ?\nAnswer Type:"
     )
     assert template.answer("Location") == " Location"
-    assert template.bare == "Answer Type:"
+    assert template.bare_prompt == "Answer Type:"
 
 
 def test_a_text_that_looks_like_a_field_is_text():
     template = Template("{text} / {pair} = {label} .")
 
-    assert template.filled("{label}", "{text}", "yes") == "{label} / {text} = yes ."
-    assert template.asked([], "{label} {pair}", "b") == "{label} {pair} / b ="
+    assert template.fill("{label}", "{text}", "yes") == "{label} / {text} = yes ."
+    assert template.prompt([], "{label} {pair}", "b") == "{label} {pair} / b ="
 
 
 @pytest.mark.parametrize("item", ["{text}", "{label}", "{text} {label} {label}", ""])
@@ -153,7 +153,7 @@ def test_an_item_needs_a_text_and_one_label(item):
 def test_an_answer_begins_where_its_tokens_do(kind, request):
     tokenizer = request.getfixturevalue(kind)
 
-    row = ending_of(tokenizer.encode, "the cat", " sat")
+    row = encode_ending(tokenizer.encode, "the cat", " sat")
 
     assert tokenizer.decode(row.tokens[row.first :]).strip() == "sat"
     assert row.tokens[: row.first] == tokenizer.encode("the cat")
@@ -162,11 +162,11 @@ def test_an_answer_begins_where_its_tokens_do(kind, request):
 def test_tokens_that_join_prompt_and_answer_belong_to_the_answer():
     known = {"ab": [1, 2], "abc": [1, 5]}
 
-    row = ending_of(known.__getitem__, "ab", "c")
+    row = encode_ending(known.__getitem__, "ab", "c")
 
     assert (row.tokens, row.first) == ([1, 5], 1)
     with pytest.raises(ConfigError, match="no tokens of its own"):
-        ending_of({"ab": [1, 2], "ab ": [1, 2]}.__getitem__, "ab", " ")
+        encode_ending({"ab": [1, 2], "ab ": [1, 2]}.__getitem__, "ab", " ")
 
 
 @pytest.mark.parametrize(
@@ -174,23 +174,24 @@ def test_tokens_that_join_prompt_and_answer_belong_to_the_answer():
     [("none", -6.0), ("token", -2.0), ("char", -1.2), ("byte", -1.0), ("unconditional", -4.0)],
 )
 def test_scores_are_normalised_by_definition(norm, expected):
-    score = normalised([-1.0, -2.0, -3.0], " caf\u00e9s", norm, [-2.0])
+    score = normalised_score([-1.0, -2.0, -3.0], " caf\u00e9s", norm, [-2.0])
 
     assert score == pytest.approx(expected)
 
 
 def test_several_words_of_a_label_add_their_probabilities():
-    probabilities = shares([[math.log(0.1), math.log(0.2)], [math.log(0.3)], [math.log(0.4)]])
+    scores = [[math.log(0.1), math.log(0.2)], [math.log(0.3)], [math.log(0.4)]]
+    probabilities = label_probabilities(scores)
 
     np.testing.assert_allclose(probabilities, [0.3, 0.3, 0.4])
 
 
 def test_calibration_divides_by_the_bias():
-    flipped = calibrated(np.array([0.6, 0.4]), np.array([0.75, 0.25]))
+    flipped = calibrate_probabilities(np.array([0.6, 0.4]), np.array([0.75, 0.25]))
 
     np.testing.assert_allclose(flipped, [1 / 3, 2 / 3])
     bias = np.array([0.7, 0.2, 0.1])
-    np.testing.assert_allclose(calibrated(bias, bias), [1 / 3] * 3)
+    np.testing.assert_allclose(calibrate_probabilities(bias, bias), [1 / 3] * 3)
 
 
 def test_shots_are_so_many_of_each_label_and_follow_from_the_seed():
@@ -336,7 +337,7 @@ def test_a_sentence_stands_between_cls_and_sep(word_pieces):
 def test_candidates_are_the_likeliest_tokens_that_are_text(model, word_pieces):
     tokens = encode_with_gaps("the [MASK] sat on [MASK] mat", word_pieces, "lines")
 
-    gaps = fill(model, word_pieces, tokens, 7)
+    gaps = fill_gaps(model, word_pieces, tokens, 7)
 
     tokens_BT = torch.tensor([tokens])
     top_BTD = model.backbone(tokens_BT, torch.ones_like(tokens_BT) > 0)[-1]
@@ -354,7 +355,7 @@ def test_candidates_are_the_likeliest_tokens_that_are_text(model, word_pieces):
 def test_more_candidates_than_there_are_tokens_are_all_of_them(model, word_pieces):
     tokens = encode_with_gaps("[MASK]", word_pieces, "lines")
 
-    (candidates,) = fill(model, word_pieces, tokens, 10_000)
+    (candidates,) = fill_gaps(model, word_pieces, tokens, 10_000)
 
     assert len(candidates) == word_pieces.size - len(word_pieces.special)
 
@@ -362,7 +363,8 @@ def test_more_candidates_than_there_are_tokens_are_all_of_them(model, word_piece
 def test_gaps_are_filled_in_the_text_as_it_was_typed(word_pieces):
     words = [Candidate("cat", "cat", 0.5), Candidate("##s", "##s", 0.5), Candidate("##", "##", 0.5)]
 
-    assert fill_in("The  [MASK] sit[MASK].<mask>", word_pieces, words) == "The  cat sits.##"
+    text = insert_candidates("The  [MASK] sit[MASK].<mask>", word_pieces, words)
+    assert text == "The  cat sits.##"
 
 
 def test_gaps_are_not_filled_with_what_is_no_number(model, word_pieces):
@@ -370,4 +372,4 @@ def test_gaps_are_not_filled_with_what_is_no_number(model, word_pieces):
     hook = model.heads["lm"].register_forward_hook(lambda head, given, logits: logits * torch.nan)
 
     with hook, pytest.raises(NotFiniteError, match="prediction is not finite"):
-        fill(model, word_pieces, tokens, 7)
+        fill_gaps(model, word_pieces, tokens, 7)

@@ -9,7 +9,7 @@ import torch
 from tests.published import HARD_TEXT, TEXT, byte_pairs, reference, unigram_backend
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.commands.export.export import _merged
+from transfer_cli.commands.export.export import _merged_tensors
 from transfer_cli.config.schema import ExportConfig
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.engine.precision import Precision
@@ -156,7 +156,7 @@ def test_an_export_is_the_same_to_the_last_bit(published):
     config = ExportConfig(run=str(folder / "theirs"), to=str(folder / "ours"))
     family = start.published.family.model_type
 
-    written = write_folder(_merged(config, start), folder / "ours", family)
+    written = write_folder(_merged_tensors(config, start), folder / "ours", family)
 
     lib = reference()
     again = lib.AutoModelForSeq2SeqLM.from_pretrained(folder / "ours").eval()

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Se
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
-from transfer_cli.interop.onnx_graph import compare, write_onnx
+from transfer_cli.interop.graph_folder import _GraphBackbone
+from transfer_cli.interop.onnx_graph import compare_outputs, write_onnx
 from transfer_cli.interop.targets import Ours
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -130,7 +132,7 @@ def run(folder, batch):
     return session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0]
 
 
-def ours_of(model):
+def exportable_model(model):
     """Return what is asked of a model beside the graph."""
     shape = model.backbone.shape
     return Ours(shape, {}, TOKENIZER, None, None, "labelled", shape.positions)
@@ -140,7 +142,7 @@ def check(case, folder, capfd):
     model = case.model()
     before = tiny.weights_of(model)
 
-    largest = write_onnx(model, case.objective, ours_of(model), folder)
+    largest = write_onnx(model, case.objective, exportable_model(model), folder)
 
     assert capfd.readouterr() == ("", "")
     assert 0 <= largest < 1e-4
@@ -172,7 +174,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("onnx")
     case = Case(Classification(), {**BERT, "pooler": "tanh"})
     model = case.model()
-    write_onnx(model, case.objective, ours_of(model), folder)
+    write_onnx(model, case.objective, exportable_model(model), folder)
     return folder, model, case.objective
 
 
@@ -216,11 +218,11 @@ def test_the_graph_holds_no_line_of_our_source(written):
 )
 def test_another_output_than_the_models_is_refused(written, monkeypatch, spoil, message):
     folder, model, objective = written
-    assert compare(folder / "model.onnx", ["logits"], model, objective) < 1e-4
+    assert compare_outputs(folder / "model.onnx", ["logits"], model, objective) < 1e-4
     spoil_outputs(monkeypatch, spoil)
 
     with pytest.raises(CheckpointError, match=message):
-        compare(folder / "model.onnx", ["logits"], model, objective)
+        compare_outputs(folder / "model.onnx", ["logits"], model, objective)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
@@ -243,3 +245,13 @@ def spoil_outputs(monkeypatch, spoil):
         return [spoil(output) for output in honest(self, *given)]
 
     monkeypatch.setattr(ort.InferenceSession, "run", spoilt)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("memory", "memory"), ("kv_cache", "kv_cache"), ("document_BT", "document")],
+)
+def test_a_graph_refuses_what_it_has_not_by_name(option, name):
+    backbone = SimpleNamespace(_graph=SimpleNamespace(folder="graph"))
+    with pytest.raises(CheckpointError, match=rf"it has no {name}\)"):
+        _GraphBackbone.forward(backbone, None, None, **{option: object()})

@@ -8,7 +8,7 @@ import torch
 
 from tests.fuzzing import read_with_odd_values
 from tests.published import LLAMAS, config_of, publish, reference
-from tests.unit.interop.test_todays_families import ours_of
+from tests.unit.interop.test_todays_families import exportable_model
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL
@@ -169,7 +169,7 @@ def test_published_configs_give_published_numbers_of_parameters(kind, name):
     unread = getattr(family, "first_position", 0) * shape.width  # rows for no position
     total = sum(weight.numel() for part in parts for weight in part.parameters()) + unread
     assert total == PARAMETERS[kind, name]
-    assert sum(weight.numel() for weight in parts[0].parameters()) * 4 > shape.least_bytes(rows)
+    assert sum(weight.numel() for weight in parts[0].parameters()) * 4 > shape.matrix_bytes(rows)
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
@@ -183,11 +183,11 @@ def test_the_tensors_of_published_sizes_are_those_of_the_reference(kind, name):
     with without_weights():
         model = TransferModel(Backbone(shape, rows), {"lm": LanguageModelHead(shape, rows)})
         ours = model.state_dict()
-        rules = with_prefix(family.rules_of(settings, shape), f"{family.prefix}.")
+        rules = with_prefix(family.import_rules(settings, shape), f"{family.prefix}.")
         rules = [*rules, *family.heads(shape)[LANGUAGE_MODEL].rules]
         expected = {}
         for rule in rules:
-            parts = rule.conversion.give(ours[rule.ours], len(rule.theirs))
+            parts = rule.conversion.to_theirs(ours[rule.ours], len(rule.theirs))
             expected |= {name: part.shape for name, part in zip(rule.theirs, parts, strict=True)}
     for head in family.heads(shape).values():
         assert [n for n, f in families().items() if f.has_class(head.architecture)] == [kind]
@@ -231,7 +231,7 @@ def test_a_padded_model_is_written_with_as_many_rows_as_there_are_tokens(tmp_pat
     tokens = torch.arange(20)[None]
     (tmp_path / "written").mkdir()
 
-    write_folder(ours_of(tmp_path / "padded"), tmp_path / "written")
+    write_folder(exportable_model(tmp_path / "padded"), tmp_path / "written")
 
     again = reference().AutoModelForCausalLM.from_pretrained(tmp_path / "written")
     with torch.no_grad():

@@ -298,11 +298,11 @@ def test_every_family_knows_its_blocks_by_their_names(family):
     direction = family.fixed["direction"]
     shape = replace(CAUSAL, depth=11, direction=direction, position_kind="rotary")
     short = replace(shape, depth=4)
-    for rule in family.backbone(shape):
+    for rule in family.backbone_rules(shape):
         number = int(rule.ours.partition(".blocks.")[2].partition(".")[0] or -1)
         for name in rule.theirs:
             assert family.is_beyond(name, short) == (number >= 4)
-            assert family.is_beyond(f"{family.dotted}{name}", short) == (number >= 4)
+            assert family.is_beyond(f"{family.dotted_prefix}{name}", short) == (number >= 4)
             assert not family.is_beyond(name, shape)
             assert not family.is_beyond(f"other.{name}", short)
 
@@ -389,7 +389,7 @@ def test_segments_are_compared_too(tmp_path):
 
 def test_the_words_of_the_check_are_found_in_any_vocabulary():
     for tokenizer in TOKENIZERS.values():
-        assert [len(words) for words in inputs._words(tokenizer, [0, 3, -1])] == [0, 3, 0]
+        assert [len(words) for words in inputs._random_words(tokenizer, [0, 3, -1])] == [0, 3, 0]
 
 
 def pairs(count):

@@ -86,7 +86,7 @@ OLD_MODERNBERT = {
 }
 
 
-def ours_of(folder, head=LANGUAGE_MODEL):
+def exportable_model(folder, head=LANGUAGE_MODEL):
     start = open_folder(folder, "run")
     return Ours(
         start.description.shape, start.tensors(), start.tokenizer, head, None, "published", 40
@@ -121,7 +121,7 @@ def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, 
     assert not report.new
 
     (tmp_path / "second").mkdir()
-    written = write_folder(ours_of(tmp_path / "first"), tmp_path / "second", family)
+    written = write_folder(exportable_model(tmp_path / "first"), tmp_path / "second", family)
 
     assert written.left_out == ()
     one, other = (open_folder(tmp_path / name, "run") for name in ("first", "second"))
@@ -237,7 +237,7 @@ def test_the_token_before_a_text_is_found_in_a_chain(tmp_path):
 
 def test_a_classifier_with_a_bias_is_refused_before_anything_is_written(tmp_path):
     publish(tmp_path, "llama")
-    given = ours_of(tmp_path, None)
+    given = exportable_model(tmp_path, None)
     tensors = {
         **given.tensors,
         "heads.class.linear.weight": torch.zeros(2, 16),
@@ -265,6 +265,6 @@ def test_parts_in_half_precision_give_the_same_numbers(tmp_path):
 
     for rule in start.rules:
         assert torch.equal(
-            tensors[rule.ours], rule.conversion.take([whole[n] for n in rule.theirs])
+            tensors[rule.ours], rule.conversion.to_ours([whole[n] for n in rule.theirs])
         )
     assert tensors["backbone.final_norm.weight"].dtype == torch.float32

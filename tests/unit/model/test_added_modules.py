@@ -260,7 +260,7 @@ def test_packing_and_padding_change_nothing(shape, edited):
     alone = backbone(TEXTS[1:, :6], ALL[1:, :6], padded=False)[-1]
 
     padded = backbone(TEXTS, MASK)[-1]
-    packing = Packing.of(MASK, MASK.flatten().nonzero().flatten())
+    packing = Packing.from_mask(MASK, MASK.flatten().nonzero().flatten())
     packed = packing.unpack(backbone(TEXTS, MASK, packing=packing)[-1])
 
     assert_close(padded[1:, :6], alone)
@@ -268,7 +268,7 @@ def test_packing_and_padding_change_nothing(shape, edited):
 
 
 def test_it_is_a_softmax_of_its_own_that_masks_and_positions_do_not_reach():
-    prefix = PrefixAttention(5, heads=4, shared_heads=2, head_width=6)
+    prefix = PrefixAttention(5, heads=4, kv_heads=2, head_width=6)
     tiny.lively(prefix, std=0.5)
     query = torch.randn(3, 4, 7, 6)
 

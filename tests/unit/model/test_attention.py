@@ -127,7 +127,7 @@ def test_a_prefix_is_cached_in_one_pass_and_what_follows_token_by_token(directio
 def test_recomputed_blocks_have_the_same_gradient():
     def gradient(*, recompute):
         model = backbone()
-        model.recompute(blocks=recompute)
+        model.set_activation_checkpointing(recompute)
         model(TOKENS, ALL, prefix_B=torch.tensor([3]))[-1].square().sum().backward()
         return model.token_embedding.weight.grad
 

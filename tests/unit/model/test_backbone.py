@@ -34,7 +34,7 @@ def by_formula(shape, vocabulary):
     inner = 2 * f if shape.feedforward_kind == "gated" else f
     biases = {"all": 4 * d + inner + d, "feed_forward": inner + d, "none": 0}[shape.biases]
     by_distance = shape.heads * w * shape.projects_distances  # W_R in each block; u, v
-    heads = 2 * (shape.heads + shape.shared_heads) * w * d + 2 * w * shape.query_key_norm
+    heads = 2 * (shape.heads + shape.kv_heads) * w * d + 2 * w * shape.query_key_norm
     one = heads + inner * d + f * d + biases + 2 * norm + by_distance * d
     rows = vocabulary + positions + shape.segments
     return shape.depth * one + rows * d + norms * norm + 2 * by_distance
@@ -303,7 +303,7 @@ def test_top_blocks_drawn_anew_are_as_at_birth(residual):
     tiny.lively(backbone)
     before = tiny.weights_of(backbone)
 
-    backbone.redraw_top(2)
+    backbone.reinitialise_top(2)
 
     fresh = tiny.weights_of(tiny.backbone(seed=1, **changes))
     for name, tensor in backbone.state_dict().items():

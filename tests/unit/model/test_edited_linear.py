@@ -11,17 +11,17 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edit import make_edit
+from transfer_cli.adaptation.edit import apply_edit
 from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.model.added import (
     Added,
     Mergeable,
     added_modules,
     added_parameters,
-    lasting_parameters,
     merge,
     unmerge,
     unmergeable_edits,
+    unmerged_parameters,
 )
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, add_lora
@@ -241,7 +241,7 @@ def with_factors(*, lora=(), **shape):
 def test_factors_are_as_many_as_features_of_keys_values_and_the_inner_activation(shape):
     backbone = with_factors(**shape)
 
-    shared = backbone.shape.shared_heads * backbone.shape.head_size
+    shared = backbone.shape.kv_heads * backbone.shape.head_size
     sizes = {
         name.partition(".")[2].removesuffix(".weight"): parameter.numel()
         for name, parameter in backbone.blocks.named_parameters()
@@ -314,7 +314,7 @@ EVERY = {"lora": LoRA(), "bottleneck": Adapters(4), "rows": NewRows(), "mix": Mi
 def edited(**edits):
     model = tiny.model(CausalLM()).eval()
     for name, edit in edits.items():
-        make_edit(edit, name, model, {"cls": 2})
+        apply_edit(edit, name, model, {"cls": 2})
     return model
 
 
@@ -370,7 +370,7 @@ def test_an_edit_that_could_be_merged_in_part_is_not_merged_at_all():
 def test_what_lasts_is_what_a_merge_leaves():
     model = edited(**EVERY)
 
-    lasting = lasting_parameters(model)
+    lasting = unmerged_parameters(model)
 
     merge(model)
     assert lasting == added_parameters(model)

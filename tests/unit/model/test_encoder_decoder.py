@@ -6,7 +6,7 @@ import torch
 from tests.unit.engine.test_cost import counted
 from transfer_cli.adaptation.edits import IA3, Adapters, LoRA
 from transfer_cli.batch import with_facts
-from transfer_cli.engine.cost import Tally
+from transfer_cli.engine.cost import FlopCounter
 from transfer_cli.model.added import merge
 from transfer_cli.model.attention import SourceText
 from transfer_cli.model.encoder_decoder import EncoderDecoder
@@ -38,7 +38,7 @@ def texts(lengths, seed):
 
 
 def packed(mask):
-    return Packing.of(mask, mask.flatten().nonzero().squeeze(1))
+    return Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1))
 
 
 @pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
@@ -148,13 +148,13 @@ def test_what_training_takes_is_what_torch_counts(options, edits):
         parameter.requires_grad_(name in trains)
     (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
     batch = {"tokens": tokens, "mask": mask, "tokens_source": read, "mask_source": seen}
-    tally = Tally(whole, [trains])
+    tally = FlopCounter(whole, [trains])
 
     with tally.counting(0), counted() as counter:
         top = Encoding(whole, with_facts(batch)).top[mask]
         whole.heads["lm"](top, whole.backbone.token_embedding.weight).square().sum().backward()
 
-    assert tally.take().done == counter.get_total_flops()
+    assert tally.take_flops().done == counter.get_total_flops()
 
 
 def test_checkpointing_finds_the_same_gradients():
@@ -162,7 +162,7 @@ def test_checkpointing_finds_the_same_gradients():
     gradients = []
     for recomputed in (False, True):
         whole = model(**T5).train()
-        whole.backbone.recompute(recomputed)
+        whole.backbone.set_activation_checkpointing(recomputed)
         whole.backbone(tokens, mask, source=SourceText(read, seen))[-1][
             mask
         ].square().sum().backward()

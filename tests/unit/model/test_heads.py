@@ -210,7 +210,7 @@ def graphs(monkeypatch):
         return graph
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=recorded))
-    monkeypatch.setattr(vocabulary_loss, "_compiled", cache(vocabulary_loss._compiled.__wrapped__))
+    monkeypatch.setattr(vocabulary_loss, "_compile", cache(vocabulary_loss._compile.__wrapped__))
     return graphs
 
 
@@ -293,7 +293,7 @@ def test_bfloat16_is_roughly_right_and_leaves_gradients_in_float32():
 def test_a_vocabulary_that_is_padded_has_the_same_loss_and_gradients(
     monkeypatch, graphs, compiled, has_bias
 ):
-    monkeypatch.setattr(vocabulary_loss, "_columns", lambda vocabulary, kind: 64)
+    monkeypatch.setattr(vocabulary_loss, "_padded_columns", lambda vocabulary, kind: 64)
     monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", 16 * 64)
     hidden, table, bias, target = inputs(50, 7)
     seen = []
@@ -311,7 +311,7 @@ def test_a_vocabulary_that_is_padded_has_the_same_loss_and_gradients(
     [(torch.bfloat16, 28996, 29056), (torch.float16, 29056, 29056), (torch.float32, 28996, 28996)],
 )
 def test_half_precision_pads_a_vocabulary_to_a_multiple_of_64(kind, vocabulary, columns):
-    assert vocabulary_loss._columns(vocabulary, kind) == columns
+    assert vocabulary_loss._padded_columns(vocabulary, kind) == columns
 
 
 def added_wide(total, left, right, *, out_dtype, out):

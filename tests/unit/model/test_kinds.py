@@ -42,7 +42,7 @@ class Slanted(Positions):
         super().__init__()
         self.slope = 1 / shape.positions
 
-    def attend(self, inputs, position_BT):
+    def add_to_attention(self, inputs, position_BT):
         distance_B1TT = (position_BT[:, None, :, None] - position_BT[:, None, None, :]).float()
         scores = (-self.slope * distance_B1TT).masked_fill(distance_B1TT < 0, -torch.inf)
         return [AttentionInputs(scores) for _ in inputs]
@@ -64,8 +64,8 @@ class Parallel(Block):
 
     def update(self, z, inputs):
         read = self.attention_norm(z)
-        fed = self.feed(self.feed_forward_norm(z), read, inputs)
-        return z + self.attend(read, inputs) + fed
+        fed = self.feed_forward_update(self.feed_forward_norm(z), read, inputs)
+        return z + self.attention_update(read, inputs) + fed
 
 
 class Window(AttentionPattern):
@@ -140,7 +140,7 @@ def test_own_kinds_work_with_cache_recomputation_and_fresh_top_blocks():
     backbone = tiny.backbone(**MODERN)
     tiny.lively(backbone)
     whole = backbone(TOKENS, ALL, padded=False)
-    backbone.recompute(True)
+    backbone.set_activation_checkpointing(True)
     assert_close(backbone(TOKENS, ALL, padded=False), whole)
 
     kv_cache = KVCache(3, 12)
@@ -150,7 +150,7 @@ def test_own_kinds_work_with_cache_recomputation_and_fresh_top_blocks():
     ]
     assert_close(torch.cat(parts, dim=1), whole[-1], rtol=1e-4, atol=1e-5)
 
-    backbone.redraw_top(1)
+    backbone.reinitialise_top(1)
     assert (backbone.blocks[2].attention_norm.weight == 1).all()
     assert (backbone.final_norm.weight == 1).all()
     assert not (backbone.blocks[1].attention_norm.weight == 1).any()
@@ -186,7 +186,7 @@ def test_no_published_family_takes_a_kind_that_it_does_not_have(field):
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_own_kinds_compile_to_one_graph(recomputed):
     model = tiny.model(CausalLM(), **MODERN)
-    model.backbone.recompute(recomputed)
+    model.backbone.set_activation_checkpointing(recomputed)
     eager = model.backbone(TOKENS, ALL, padded=False)[-1]
 
     compile_passes(model, torch.device("cpu"), lengths_vary=False)
@@ -206,7 +206,7 @@ def drawn(*size):
 def turned(states_BHTW, first=0, **changes):
     positions = RotaryPositions(tiny.shape(depth=1, **changes))
     position_BT = torch.arange(first, first + states_BHTW.shape[2])[None]
-    [inputs] = positions.attend([AttentionInputs()], position_BT)
+    [inputs] = positions.add_to_attention([AttentionInputs()], position_BT)
     return inputs.rotate(states_BHTW, states_BHTW)[0]
 
 
@@ -342,7 +342,7 @@ def test_only_blocks_with_a_window_have_a_mask_and_angles_of_their_own(direction
 
     assert backbone.attention_pattern.kinds == [0, 1, 0]
     assert [kind.attn_mask is not None for kind in inputs] == [False, True]
-    rotated = backbone.position_embedding.attend(inputs, torch.arange(12)[None])
+    rotated = backbone.position_embedding.add_to_attention(inputs, torch.arange(12)[None])
     states = drawn(1, 2, 12, 12)
     whole, local = (kind.rotate(states, states)[0] for kind in rotated)
     assert not torch.isclose(whole, local).all()

@@ -13,7 +13,7 @@ from tests import tiny
 from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.memory import Memory
-from transfer_cli.model.probes import probed
+from transfer_cli.model.probes import set_probe
 from transfer_cli.objectives.causal_lm import CausalLM
 
 XL = {
@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_formula():
     backbone, tokens_BT = lively_backbone(), tokens(9)
     attention, positions = backbone.blocks[0].attention, backbone.position_embedding
     shares = {}
-    with probed(backbone, probabilities=shares.__setitem__):
+    with set_probe(backbone, probabilities=shares.__setitem__):
         states = read(backbone, tokens_BT)
 
     query_BTHW, key_BTHW, _ = attention.packed(states[0]).view(2, 9, 3, 2, 8).unbind(2)
@@ -102,7 +102,7 @@ def test_with_several_blocks_a_memory_reaches_farther_back_than_it_is_long():
 def test_the_states_in_a_memory_get_no_gradient_and_the_weights_that_read_them_do():
     backbone, memory, tokens_BT = lively_backbone(depth=1), Memory(8), tokens(16, rows=1)
     embedded = []
-    with probed(backbone, embeddings=lambda e: embedded.append(e.requires_grad_()) or e):
+    with set_probe(backbone, embeddings=lambda e: embedded.append(e.requires_grad_()) or e):
         for part_BT in tokens_BT.split(8, dim=1):
             last_BTD = read(backbone, part_BT, memory=memory)[-1]
     first, second = torch.autograd.grad(
@@ -110,7 +110,7 @@ def test_the_states_in_a_memory_get_no_gradient_and_the_weights_that_read_them_d
     )
     weight = backbone.blocks[0].attention.packed.weight
     (with_memory,) = torch.autograd.grad(last_BTD.square().sum(), weight)
-    memory.empty()
+    memory.clear()
     (without,) = torch.autograd.grad(
         read(backbone, tokens_BT[:, 8:], memory=memory)[-1].square().sum(), weight
     )
@@ -133,7 +133,7 @@ def test_seven_positions_more_before_a_text_change_nothing():
 def test_what_is_not_finite_is_forgotten():
     memory = Memory(2)
 
-    memory.keep([torch.tensor([[[1.0], [math.nan], [math.inf]]])], None)
+    memory.append([torch.tensor([[[1.0], [math.nan], [math.inf]]])], None)
 
     assert memory.states[0].tolist() == [[[0.0], [0.0]]]
 
@@ -171,7 +171,7 @@ def test_a_cache_that_keeps_the_last_positions_is_a_memory():
 def test_scores_of_one_token_begin_where_a_gpu_can_read_them():
     backbone, text = lively_backbone(), tokens(8, rows=1)
     projections, cache = {}, KVCache(3, 8)
-    with probed(backbone, projections=projections.__setitem__):
+    with set_probe(backbone, projections=projections.__setitem__):
         for part in (text[:, :7], text[:, 7:]):
             read(backbone, part, kv_cache=cache)
 

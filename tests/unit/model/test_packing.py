@@ -5,11 +5,11 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.batch import with_facts, with_rows
+from transfer_cli.batch import with_facts, with_packed_rows
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.block import RESIDUALS
-from transfer_cli.model.packing import Packing, Rows
+from transfer_cli.model.packing import Packing, RowPacking
 from transfer_cli.model.positions import POSITIONS
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
@@ -17,7 +17,7 @@ from transfer_cli.objectives.base import Encoding
 LENGTHS = torch.tensor([3, 9, 0, 12, 7])  # one sequence is not there
 MASK = torch.arange(12) < LENGTHS[:, None]
 TOKENS = torch.randint(0, 50, MASK.shape, generator=torch.Generator().manual_seed(0))
-PACKING = Packing.of(MASK, with_facts({"tokens": TOKENS, "mask": MASK})["real_rows"])
+PACKING = Packing.from_mask(MASK, with_facts({"tokens": TOKENS, "mask": MASK})["real_rows"])
 
 
 def passed(backbone, mask, packing, prefix):
@@ -40,7 +40,7 @@ def check(prefix=None, mask=MASK, **changes):
         ),
         50,
     ).double()  # fmt: skip
-    packing = Packing.of(mask, mask.flatten().nonzero().squeeze(1))
+    packing = Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1))
     whole, packed = (passed(backbone, mask, layout, prefix) for layout in (None, packing))
     assert_close(packed, whole, rtol=0, atol=1e-10)
 
@@ -86,22 +86,22 @@ def test_texts_in_rows_have_the_states_and_gradients_of_the_padded_pass(position
         sum((state * state.cos()).sum() for state in real_states).backward()
         return real_states, [parameter.grad.clone() for parameter in model.parameters()]
 
-    whole, rows = passed(batch), passed(with_rows(batch))
+    whole, rows = passed(batch), passed(with_packed_rows(batch))
 
     assert_close(rows, whole, rtol=0, atol=1e-10)
 
 
 def test_texts_go_into_the_first_row_with_room():
-    rows = with_rows({"tokens": TOKENS, "mask": MASK})["row_text"]
+    rows = with_packed_rows({"tokens": TOKENS, "mask": MASK})["row_text"]
 
     assert rows.tolist() == [[3] * 12, [1] * 9 + [0] * 3, [4] * 7 + [-1] * 5]
 
 
 def test_the_first_row_of_a_batch_without_room_is_another():
     batch = {"tokens": TOKENS[:2], "mask": torch.ones(2, 12, dtype=torch.bool)}
-    facts = with_rows(batch)
+    facts = with_packed_rows(batch)
 
-    rows = Rows(facts["real_rows"], facts["row_places"], facts["row_text"], 2, 12)
+    rows = RowPacking(facts["real_rows"], facts["row_places"], facts["row_text"], 2, 12)
 
     assert rows.mask.all()
     assert torch.equal(rows.unpack(rows.pack(TOKENS[:2])), TOKENS[:2])
@@ -111,7 +111,7 @@ def test_texts_with_prefixes_are_not_put_into_rows():
     batch = {"tokens": TOKENS, "mask": MASK, "prefix": LENGTHS}
 
     with pytest.raises(ConfigError, match=r"loop\.pack: texts of which all positions see a prefix"):
-        with_rows(batch)
+        with_packed_rows(batch)
 
 
 def test_layers_see_real_tokens_alone():
@@ -137,7 +137,7 @@ def test_unpacking_restores_what_was_packed():
 
 def test_lengths_reach_to_the_last_real_token():
     assert PACKING.lengths == tuple(LENGTHS.tolist())
-    assert Packing.of(MASK.flip(1), PACKING.rows).lengths == (12, 12, 0, 12, 12)
+    assert Packing.from_mask(MASK.flip(1), PACKING.rows).lengths == (12, 12, 0, 12, 12)
 
 
 DOCUMENTS_LENGTHS = (5, 1, 6)
@@ -164,7 +164,7 @@ def test_documents_in_a_row_have_the_states_of_each_alone(direction, kind, paddi
     tiny.lively(backbone)
     tokens = torch.nn.functional.pad(DOCUMENTS_TOKENS, (0, padding))
     mask, documents = tokens > 0, torch.nn.functional.pad(DOCUMENTS, (0, padding), value=9)
-    packing = Packing.of(mask, mask.flatten().nonzero().squeeze(1)) if packed else None
+    packing = Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1)) if packed else None
 
     states = backbone(
         tokens, mask, padded=padding > 0, document_BT=documents, packing=packing

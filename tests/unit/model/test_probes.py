@@ -13,7 +13,7 @@ from transfer_cli.model.block import RESIDUALS
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.patterns import attention_mask
-from transfer_cli.model.probes import all_heads, erased, gated, probed, replaced_embeddings
+from transfer_cli.model.probes import head_ones, replace_embeddings, set_gates, set_probe, zero_unit
 from transfer_cli.objectives.causal_lm import CausalLM
 
 TOKENS = torch.randint(5, 48, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -58,7 +58,7 @@ def test_probabilities_are_shares_of_what_may_be_seen_and_leave_states_as_they_a
     backbone, mask_BT, shares = lively(direction=direction), MASKS[padding], {}
 
     fast = backbone(TOKENS, mask_BT, padded=padding != "none")
-    with probed(backbone, probabilities=shares.__setitem__):
+    with set_probe(backbone, probabilities=shares.__setitem__):
         slow = backbone(TOKENS, mask_BT, padded=padding != "none")
 
     assert_close(slow, fast, rtol=1e-6, atol=1e-6)
@@ -72,7 +72,7 @@ def test_probabilities_are_shares_of_what_may_be_seen_and_leave_states_as_they_a
 def test_probabilities_of_a_text_read_in_parts_are_rows_of_those_of_the_whole():
     backbone, mask_BT, kv_cache, shares = lively(), MASKS["none"], KVCache(3, 7), {}
 
-    with probed(backbone, probabilities=shares.__setitem__):
+    with set_probe(backbone, probabilities=shares.__setitem__):
         backbone(TOKENS, mask_BT, padded=False)
         whole = dict(shares)
         for start, end in ((0, 4), (4, 6), (6, 7)):
@@ -85,7 +85,7 @@ def test_probabilities_of_a_text_read_in_parts_are_rows_of_those_of_the_whole():
 def test_gradients_reach_probabilities():
     backbone, shares = lively(), {}
 
-    with probed(backbone, probabilities=shares.__setitem__):
+    with set_probe(backbone, probabilities=shares.__setitem__):
         top_BTD = backbone(TOKENS, MASKS["none"])[-1]
     (gradient,) = torch.autograd.grad(top_BTD.square().sum(), [shares[1]])
 
@@ -94,12 +94,12 @@ def test_gradients_reach_probabilities():
 
 def test_probes_of_a_compiled_model_see_what_those_of_an_eager_one_see():
     backbone, eager, compiled = lively(), {}, {}
-    with probed(backbone, probabilities=eager.__setitem__):
+    with set_probe(backbone, probabilities=eager.__setitem__):
         backbone(TOKENS, MASKS["none"])
     # Nothing is ever traced here: while a probe is there, compiled passes run uncompiled.
     backbone.compile(fullgraph=True)
 
-    with probed(backbone, probabilities=compiled.__setitem__):
+    with set_probe(backbone, probabilities=compiled.__setitem__):
         backbone(TOKENS, MASKS["none"])
 
     assert_close(compiled, eager, rtol=0, atol=0)
@@ -122,21 +122,21 @@ def test_what_fused_attention_gives_out_is_made_of_the_probabilities_of_its_plac
         block.attention.register_forward_hook(lambda module, given, out: fused.append(out))
         for block in backbone.blocks
     ]
-    with probed(backbone, projections=projections.__setitem__):
+    with set_probe(backbone, projections=projections.__setitem__):
         backbone(TOKENS, mask_BT, padded=padding != "none")
     for hook in hooks:
         hook.remove()
-    with probed(backbone, probabilities=maps.__setitem__):
+    with set_probe(backbone, probabilities=maps.__setitem__):
         backbone(TOKENS, mask_BT, padded=padding != "none")
 
     assert list(maps) == [0, 1, 2]
-    for place, number in enumerate(backbone.shape.visits):
+    for place, number in enumerate(backbone.shape.block_order):
         attention, projection = backbone.blocks[number].attention, projections[place]
-        keys = projection.key.repeat_interleave(attention.sharing, dim=1)
+        keys = projection.key.repeat_interleave(attention.group_size, dim=1)
         assert_close(
             masked_scores(projection.query, keys, projection.inputs).softmax(-1), maps[place]
         )
-        mixed_BHTW = maps[place] @ projection.value.repeat_interleave(attention.sharing, dim=1)
+        mixed_BHTW = maps[place] @ projection.value.repeat_interleave(attention.group_size, dim=1)
         if attention.prefix is not None:
             mixed_BHTW = mixed_BHTW + attention.prefix(projection.query)
         again = attention.output(mixed_BHTW.transpose(1, 2).flatten(2))
@@ -155,7 +155,7 @@ def test_factors_of_one_change_no_bit(kind):
     backbone = lively(**kind)
     before = states(backbone)
 
-    with gated(backbone, all_heads(backbone)):
+    with set_gates(backbone, head_ones(backbone)):
         gated_states = states(backbone)
 
     assert all(map(torch.equal, gated_states, before))
@@ -168,7 +168,7 @@ def test_without_any_head_attention_is_the_bias_of_its_output(kind):
         for block in without.blocks:
             block.attention.output.weight.zero_()
 
-    with gated(backbone, torch.zeros(3, 4)):
+    with set_gates(backbone, torch.zeros(3, 4)):
         gated_states = states(backbone)
 
     assert all(bool(state.isfinite().all()) for state in gated_states)
@@ -180,7 +180,7 @@ def test_the_stream_passes_a_block_that_is_left_out_and_only_norms_of_post_stay(
     backbone = lively(residual=residual)
     block = backbone.blocks[1]
 
-    with gated(backbone, all_heads(backbone), without_attention={1}, without_feed_forward={1}):
+    with set_gates(backbone, head_ones(backbone), without_attention={1}, without_feed_forward={1}):
         gated_states = states(backbone)
 
     if residual == "post":
@@ -199,7 +199,7 @@ def test_a_sub_layer_is_left_out_by_itself(part):
         output.weight.zero_()
         output.bias.zero_()
 
-    with gated(backbone, all_heads(backbone), **{f"without_{part}": {1}}):
+    with set_gates(backbone, head_ones(backbone), **{f"without_{part}": {1}}):
         gated_states = states(backbone)
 
     assert_close(gated_states, states(without))
@@ -210,7 +210,7 @@ def test_a_block_that_places_share_is_gated_at_each_by_itself():
     before = states(backbone)
     heads[1] = 0
 
-    with gated(backbone, heads):
+    with set_gates(backbone, heads):
         gated_states = states(backbone)
 
     assert torch.equal(gated_states[1], before[1])
@@ -221,20 +221,20 @@ def test_a_block_that_places_share_is_gated_at_each_by_itself():
 def test_each_sequence_may_have_factors_of_its_own(packs):
     backbone, factors = lively(), torch.rand(3, 5, 4, generator=torch.Generator().manual_seed(0))
     mask, rows = BATCH["mask"], with_facts(BATCH)["real_rows"]
-    packing = Packing.of(mask, rows) if packs else None
+    packing = Packing.from_mask(mask, rows) if packs else None
 
-    with gated(backbone, factors), torch.no_grad():
+    with set_gates(backbone, factors), torch.no_grad():
         together = backbone(BATCH["tokens"], mask, packing=packing)[-1]
     together = packing.unpack(together) if packs else together
 
     for number, mask_T in enumerate(mask):
-        with gated(backbone, factors[:, number]), torch.no_grad():
+        with set_gates(backbone, factors[:, number]), torch.no_grad():
             alone = backbone(BATCH["tokens"][number : number + 1, mask_T], mask_T[None, mask_T])
         assert_close(together[number, mask_T], alone[-1][0])
 
 
 def test_factors_of_other_heads_than_there_are_end_in_an_error():
-    with pytest.raises(ValueError, match="3 places and 4 heads"), gated(lively(), torch.ones(3, 2)):
+    with pytest.raises(ValueError, match="3 places and 4"), set_gates(lively(), torch.ones(3, 2)):
         pass
 
 
@@ -243,9 +243,9 @@ def test_embeddings_of_other_tokens_say_what_these_tokens_say(kind):
     backbone, other = lively(**kind), BATCH["tokens"].flip(0)
     backbone.new_rows = AddedRows([5, 6], backbone.shape.embedding_size)
     tiny.lively(backbone)
-    given = backbone.embeddings_of(other).detach().requires_grad_()
+    given = backbone.embed_tokens(other).detach().requires_grad_()
 
-    with replaced_embeddings(backbone, given):
+    with replace_embeddings(backbone, given):
         top = backbone(BATCH["tokens"], BATCH["mask"])[-1]
 
     assert torch.equal(top, backbone(other, BATCH["mask"])[-1])
@@ -259,7 +259,7 @@ def test_embeddings_of_another_shape_are_refused_and_the_model_is_left_as_it_was
 
     with (
         pytest.raises(ValueError, match="those given in their place"),
-        replaced_embeddings(backbone, torch.zeros(1, 2, 16)),
+        replace_embeddings(backbone, torch.zeros(1, 2, 16)),
     ):
         states(backbone)
 
@@ -270,9 +270,9 @@ def test_embeddings_of_another_shape_are_refused_and_the_model_is_left_as_it_was
 def test_probes_of_several_sites_work_together():
     backbone, shares = lively(), {}
 
-    with gated(backbone, torch.zeros(3, 4)):
+    with set_gates(backbone, torch.zeros(3, 4)):
         alone = states(backbone)
-        with probed(backbone, probabilities=shares.__setitem__):
+        with set_probe(backbone, probabilities=shares.__setitem__):
             together = states(backbone)
 
     assert [*shares] == [0, 1, 2]
@@ -287,7 +287,7 @@ def test_an_erased_unit_is_0_behind_its_block_and_nowhere_else(kind):
     with torch.no_grad():
         whole = backbone(TOKENS, MASKS["right"])
         for place in range(3):
-            with erased(backbone, 5, place):
+            with zero_unit(backbone, 5, place):
                 states = backbone(TOKENS, MASKS["right"])
             assert [bool((state[..., 5] == 0).all()) for state in states] == [
                 number == place + 1 for number in range(4)

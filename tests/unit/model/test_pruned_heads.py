@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.probes import all_heads, gated
+from transfer_cli.model.probes import head_ones, set_gates
 from transfer_cli.model.pruned_heads import prune_heads
 
 TOKENS = torch.randint(5, 48, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -23,13 +23,13 @@ GONE = {0: {1}, 2: {0, 1}}
 def test_states_are_those_with_heads_that_give_nothing(kind):
     backbone = tiny.backbone(**kind).eval()
     tiny.lively(backbone)
-    factors = all_heads(backbone)
+    factors = head_ones(backbone)
     for number, heads in GONE.items():
         factors[number, list(heads)] = 0
     before = sum(parameter.numel() for parameter in backbone.parameters())
 
     with torch.no_grad():
-        with gated(backbone, factors):
+        with set_gates(backbone, factors):
             expected = backbone(TOKENS, MASK)[-1]
         prune_heads(backbone, GONE)
         states = backbone(TOKENS, MASK)[-1]

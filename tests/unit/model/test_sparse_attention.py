@@ -14,7 +14,7 @@ from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.picked_blocks import shape_of_blocks
-from transfer_cli.model.probes import probed
+from transfer_cli.model.probes import set_probe
 from transfer_cli.model.sparse_attention import (
     OwnBlock,
     SparseView,
@@ -22,8 +22,8 @@ from transfer_cli.model.sparse_attention import (
     Summary,
     Window,
     _block_mask,
-    by_flex,
-    parts_of,
+    attend_with_flex,
+    sparse_parts,
 )
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -46,7 +46,7 @@ def seen(length, *parts):
     return torch.stack([part.sees(place[:, None], place) for part in parts]).any(0)
 
 
-def backbone_of(attention="strided", sparse="split", **changes):
+def build_backbone(attention="strided", sparse="split", **changes):
     options = {"summary": 2} if attention == "fixed" else {}
     backbone = tiny.backbone(attention=attention, sparse=sparse, window=4, **options, **changes)
     tiny.lively(backbone)
@@ -101,8 +101,8 @@ def test_pairs_are_as_many_as_are_seen(length, block, count, strided, fixed):
     assert int(seen(length, *parts[2:]).sum()) == fixed
     for part in parts:
         for size in (0, 1, block, length, length - 3):
-            assert part.pairs(size) == int(seen(size, part).sum())
-        assert part.computed(length) <= length**2
+            assert part.pairs_seen(size) == int(seen(size, part).sum())
+        assert part.pairs_computed(length) <= length**2
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -134,7 +134,7 @@ def test_flex_attention_has_the_same_masks(compiled):
         part = kind(block=block)
 
         # Only compiled it leaves out tiles.
-        work = partial(by_flex, part, kernel=flex_attention)
+        work = partial(attend_with_flex, part, kernel=flex_attention)
         attended = (torch.compile(work, fullgraph=True) if compiled else work)(*states)
 
         assert_close(attended, part.attend(*states, 0.0), rtol=0, atol=1e-5)
@@ -161,12 +161,12 @@ def test_the_tiles_are_those_that_torch_finds_in_a_table_of_all_pairs(kind, bloc
 
 @pytest.mark.parametrize(("attention", "sparse"), KINDS)
 def test_a_model_says_the_same_with_tables_of_probabilities(attention, sparse):
-    backbone = backbone_of(attention, sparse, position_kind="rotary", key_value_heads=1)
+    backbone = build_backbone(attention, sparse, position_kind="rotary", key_value_heads=1)
     near, far = (Window(4), Stride(4)) if attention == "strided" else (OwnBlock(4), Summary(4, 2))
 
     states = backbone(TOKENS, ALL, padded=False)
     shares = {}
-    with probed(backbone, probabilities=shares.__setitem__):
+    with set_probe(backbone, probabilities=shares.__setitem__):
         expected = backbone(TOKENS, ALL, padded=False)
 
     assert_close(states, expected, rtol=0, atol=1e-6)
@@ -185,7 +185,7 @@ def test_a_text_within_a_block_is_seen_as_a_whole(part):
 
 @pytest.mark.parametrize(("attention", "sparse"), KINDS)
 def test_padding_and_caches_change_nothing(attention, sparse):
-    backbone = backbone_of(attention, sparse, key_value_heads=1)
+    backbone = build_backbone(attention, sparse, key_value_heads=1)
     short = TOKENS[:1, :7]
     alone, whole = backbone(short, short > 0, padded=False)[-1], backbone(TOKENS, ALL)[-1]
     pad = partial(torch.nn.functional.pad, value=0)
@@ -195,7 +195,7 @@ def test_padding_and_caches_change_nothing(attention, sparse):
         torch.cat([pad(short, (4, 0)), TOKENS[1:]]),
     )
     assert_close(backbone(after, after > 0)[-1][0, :7], alone[0])
-    packing = Packing.of(before > 0, (before > 0).flatten().nonzero().squeeze(1))
+    packing = Packing.from_mask(before > 0, (before > 0).flatten().nonzero().squeeze(1))
     packed = backbone(before, before > 0, packing=packing)[-1][0]
     assert_close(packed, torch.cat([alone[0], whole[1]]))
 
@@ -218,7 +218,7 @@ def test_a_model_learns_and_its_recomputed_blocks_learn_the_same():
     run, again = (
         tiny.run(CausalLM(), tiny.blocks(), tiny.Recipe(total=30), **changes) for _ in range(2)
     )
-    again.step.model.backbone.recompute(True)
+    again.step.model.backbone.set_activation_checkpointing(True)
 
     losses = run.go().losses
 
@@ -244,14 +244,14 @@ def test_edits_see_what_the_model_sees():
 @pytest.mark.parametrize("rows", [{"document_BT": TOKENS}, {"prefix_B": torch.tensor([3, 4])}])
 def test_rows_that_are_no_single_texts_are_refused(rows):
     with pytest.raises(ConfigError, match=r"^model.attention: strided and fixed "):
-        backbone_of()(TOKENS, ALL, padded=False, **rows)
+        build_backbone()(TOKENS, ALL, padded=False, **rows)
 
 
 def test_picked_blocks_have_to_alternate():
     shape = tiny.shape(attention="fixed", window=4, sparse="alternate", depth=6)
 
-    assert parts_of(shape_of_blocks(shape, (0, 3, 4))) == [
-        parts_of(shape)[layer] for layer in (0, 3, 4)
+    assert sparse_parts(shape_of_blocks(shape, (0, 3, 4))) == [
+        sparse_parts(shape)[layer] for layer in (0, 3, 4)
     ]
     with pytest.raises(ValueError, match=r"^\[0, 2\] do not alternate"):
         shape_of_blocks(shape, (0, 2))
@@ -260,7 +260,7 @@ def test_picked_blocks_have_to_alternate():
 
 @pytest.mark.slow
 def test_a_padded_batch_is_compiled_without_a_break():
-    backbone, mask = backbone_of(), ALL.clone()
+    backbone, mask = build_backbone(), ALL.clone()
     mask[0, :3] = False
     compiled = torch.compile(backbone, backend="eager", fullgraph=True)
 

@@ -14,7 +14,7 @@ from transfer_cli.adaptation.edits import Adapters, FreshTop, LoRA, MixLayers, N
 from transfer_cli.adaptation.plans import GradualUnfreezing
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.kv_cache import KVCache
-from transfer_cli.model.picked_blocks import shape_of_blocks, spread, tensors_of_blocks
+from transfer_cli.model.picked_blocks import evenly_spaced, shape_of_blocks, tensors_of_blocks
 from transfer_cli.model.positions import RelativeBias
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -139,7 +139,7 @@ def copies(shared):
     """Return the same model with blocks of their own."""
     plain = Backbone(tiny.shape(depth=4), tiny.VOCABULARY.size)
     weights = shared.state_dict()
-    for place, number in enumerate(shared.shape.visits):
+    for place, number in enumerate(shared.shape.block_order):
         block = f"blocks.{number}."
         weights |= {
             f"own.{place}.{name.removeprefix(block)}": tensor
@@ -173,7 +173,7 @@ def test_a_shared_block_is_its_copies_and_its_gradient_their_sum(share, visits):
     for outputs in (states, expected):
         outputs[-1].pow(2).sum().backward()
 
-    assert shared.shape.visits == visits
+    assert shared.shape.block_order == visits
     assert len(states) == 5
     assert_close(states, expected)
     for number, block in enumerate(shared.blocks):
@@ -197,7 +197,7 @@ def test_a_cache_and_recomputation_change_nothing(changes):
         backbone(TOKENS[:, part], ALL[:, part], padded=False, kv_cache=kv_cache)[-1]
         for part in (slice(0, 5), slice(5, 6), slice(6, 12))
     ]
-    backbone.recompute(True)
+    backbone.set_activation_checkpointing(True)
     again = backbone(TOKENS, ALL, padded=False)
 
     assert_close(torch.cat(parts, dim=1), whole[-1], rtol=1e-4, atol=1e-5)
@@ -229,25 +229,25 @@ def test_what_sharing_rules_out_is_refused():
 def test_biases_belong_to_ranges_of_distances():
     positions = RelativeBias(tiny.shape(position_kind="relative_bias"))
 
-    ranges = positions._range(torch.tensor([0, -1, -7, -8, -15, -127, -128, -999, 1, 7, 8, 999]))
+    ranges = positions._bucket(torch.tensor([0, -1, -7, -8, -15, -127, -128, -999, 1, 7, 8, 999]))
 
     grown = 8 + int(math.log(15 / 8) / math.log(16) * 8)
     assert ranges.tolist() == [0, 1, 7, 8, grown, 15, 15, 15, 17, 23, 24, 31]
 
 
 def test_six_of_twelve_are_every_second_block_from_the_second_on():
-    assert spread(12, 6) == (1, 3, 5, 7, 9, 11)
+    assert evenly_spaced(12, 6) == (1, 3, 5, 7, 9, 11)
 
 
 def test_as_many_as_there_are_are_all_of_them_and_one_is_the_middle():
-    assert spread(5, 5) == (0, 1, 2, 3, 4)
-    assert spread(5, 1) == (2,)
+    assert evenly_spaced(5, 5) == (0, 1, 2, 3, 4)
+    assert evenly_spaced(5, 1) == (2,)
 
 
 @pytest.mark.parametrize("blocks", [0, 13, -1])
 def test_more_blocks_than_there_are_cannot_be_spread(blocks):
     with pytest.raises(ValueError, match=f"{blocks} blocks cannot be picked of 12; give 1 to 12"):
-        spread(12, blocks)
+        evenly_spaced(12, blocks)
 
 
 def test_picked_blocks_and_all_around_them_are_those_of_the_model_bit_for_bit():

@@ -10,7 +10,7 @@ import torch
 from tests import published, tiny
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.errors import ConfigError
-from transfer_cli.objectives.beam_search import BeamSearch, repeating
+from transfer_cli.objectives.beam_search import BeamSearch, repeating_tokens
 from transfer_cli.objectives.replies import Continued
 
 END = 0
@@ -34,9 +34,10 @@ def found_here(model, prompts, search, most, **options):
     longest = max(map(len, prompts))
     tokens_RT = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
     lengths_R = torch.tensor([len(prompt) for prompt in prompts])
-    texts = Continued(model, tokens_RT, torch.zeros_like(tokens_RT), lengths_R, most=most)
+    texts = Continued(model, tokens_RT, torch.zeros_like(tokens_RT), lengths_R, max_tokens=most)
     with torch.inference_mode():
-        return search(texts.first(), texts.next, most=most, ends=[END], before=prompts, **options)
+        options |= {"max_tokens": most, "end_tokens": [END], "contexts": prompts}
+        return search(texts.first(), texts.next, **options)
 
 
 def found_there(reference, prompt, most, **options):
@@ -107,7 +108,7 @@ def test_with_beams_for_all_texts_the_likeliest_one_is_found(seed):
     table = Table(4, seed)
 
     texts = BeamSearch(64, early_stopping="never")(
-        table.log_VV[[1, 2, 3]], table.read, most=4, ends=[END]
+        table.log_VV[[1, 2, 3]], table.read, max_tokens=4, end_tokens=[END]
     )
 
     assert texts == [table.best(begin, 4) for begin in (1, 2, 3)]
@@ -117,9 +118,9 @@ def test_a_text_whose_search_has_ended_is_read_no_more():
     table = Table(6, 0)
     table.log_VV[1] = torch.tensor([0.99, *[0.002] * 5]).log()
 
-    alone = BeamSearch(3)(table.log_VV[[2]], table.read, most=9, ends=[END])
+    alone = BeamSearch(3)(table.log_VV[[2]], table.read, max_tokens=9, end_tokens=[END])
     rows, table.rows = table.rows, []
-    both = BeamSearch(3)(table.log_VV[[2, 1]], table.read, most=9, ends=[END])
+    both = BeamSearch(3)(table.log_VV[[2, 1]], table.read, max_tokens=9, end_tokens=[END])
 
     assert both == [*alone, [END]]
     assert rows[-1] == table.rows[-1] < table.rows[0]
@@ -129,7 +130,9 @@ def test_a_text_that_nothing_may_follow_ends():
     allowed_V = torch.tensor([False, True, True, True])
     table, search = Table(4, 0), BeamSearch(3, no_repeat_ngram_size=1)
 
-    (text,) = search(table.log_VV[[1]], table.read, most=9, ends=[END], allowed_V=allowed_V)
+    (text,) = search(
+        table.log_VV[[1]], table.read, max_tokens=9, end_tokens=[END], allowed_V=allowed_V
+    )
 
     assert sorted(text) == [1, 2, 3]
 
@@ -140,7 +143,7 @@ def test_a_text_that_nothing_may_follow_ends():
      ("", 1, ""), ("abacab", 2, "a")],
 )  # fmt: skip
 def test_tokens_that_would_repeat_what_was_said_are_known(tokens, size, expected):
-    assert repeating(list(tokens), size) == set(expected)
+    assert repeating_tokens(list(tokens), size) == set(expected)
 
 
 def test_more_beams_than_tokens_are_refused():

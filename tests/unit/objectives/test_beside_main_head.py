@@ -62,7 +62,7 @@ def test_a_head_learns_the_divergence_of_its_view_from_the_whole():
     main, objective, model, batch = at_work()
     whole = main.scores(model, batch, Encoding(model, batch)).detach()
     left = {"tokens": batch["tokens"], "mask": batch["mask_left"], "index": batch["index"]}
-    left_scores = objective.beside_main["left"].scores(model, left, Encoding(model, left))
+    left_scores = objective.objectives["left"].scores(model, left, Encoding(model, left))
     wanted = (whole.softmax(1) * (whole.log_softmax(1) - left_scores.log_softmax(1))).sum()
 
     assert_close(sums(objective, model, batch)["left"], wanted)
@@ -141,7 +141,7 @@ def test_each_slice_has_a_head_of_its_own_like_the_main_one():
 
 def test_a_slice_learns_its_own_examples_alone():
     _, objective, model, batch = in_slices()
-    slice_head = objective.beside_main["some"]
+    slice_head = objective.objectives["some"]
     even = {key: value[::2] for key, value in batch.items()}
 
     losses = objective.loss_sums(model, batch, Encoding(model, batch))

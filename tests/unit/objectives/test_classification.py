@@ -21,7 +21,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Loss, TaskInfo
 from transfer_cli.objectives.beside_main_head import SliceHeads
 from transfer_cli.objectives.class_weights import weights_by_label
-from transfer_cli.objectives.classification import Classification, highest_learnt_from
+from transfer_cli.objectives.classification import Classification, annealing_threshold
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.runs.slices import Slice
@@ -72,7 +72,7 @@ def test_of_very_many_labels_the_same_is_measured_without_a_cell_for_each_pair(m
         return totals, objective.compute_metrics(totals, {"loss": 24}, TextStats())
 
     few, measures = judged_now()
-    monkeypatch.setattr("transfer_cli.objectives.classification.MOST_IN_CONFUSION", 2)
+    monkeypatch.setattr("transfer_cli.objectives.classification.MAX_CONFUSION_LABELS", 2)
     many, again = judged_now()
 
     assert again == measures
@@ -314,7 +314,7 @@ def test_a_named_pooling_is_kept(pooling):
     ],
 )
 def test_annealing_rises_from_a_guess_to_all(form, at):
-    limits = [highest_learnt_from(form, progress, 6) for progress in (0.0, 0.5, 1.0)]
+    limits = [annealing_threshold(form, progress, 6) for progress in (0.0, 0.5, 1.0)]
 
     assert limits == pytest.approx(at, abs=5e-5)
 
@@ -670,5 +670,5 @@ def test_a_run_that_finds_rare_labels_has_learnt_something():
     task = ClassificationTask(tiny.LABELS)
 
     assert task.failure(*plain)  # always saying the commonest is right in 90 of 100
-    assert task.failure(*weights.weighed(*plain)) is None
-    assert weights.weighed({"accuracy": 0.7}, {}) == ({"accuracy": 0.7}, {})
+    assert task.failure(*weights.reweight(*plain)) is None
+    assert weights.reweight({"accuracy": 0.7}, {}) == ({"accuracy": 0.7}, {})

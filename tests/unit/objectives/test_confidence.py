@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.assembly.exports import in_units
+from transfer_cli.assembly.exports import scaled_to_units
 from transfer_cli.batch import IGNORE
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import wilson_interval
@@ -65,7 +65,8 @@ def test_a_temperature_has_the_lowest_likelihood_loss_and_sees_units_alone():
 def test_where_no_answer_is_wrong_the_temperature_is_at_its_bound():
     scores = torch.eye(3)
 
-    assert confidence.fit_temperature(scores, torch.arange(3)) == pytest.approx(confidence.LOWEST)
+    temperature = confidence.fit_temperature(scores, torch.arange(3))
+    assert temperature == pytest.approx(confidence.MIN_TEMPERATURE)
 
 
 def test_the_calibration_error_is_that_of_15_bins():
@@ -118,7 +119,8 @@ def test_coverage_times_precision_is_the_share_that_is_given_and_right(answers, 
     sure, right = (torch.tensor(values) for values in zip(*answers, strict=True))
     right = right.bool()
 
-    measures = confidence.measures({"given": confidence.given(sure.double(), right, threshold)})
+    given = confidence.count_given(sure.double(), right, threshold)
+    measures = confidence.measures({"given": given})
     curve = confidence.curve(sure.double(), right)
 
     both = sum(one and share >= threshold for share, one in zip(sure.double(), right, strict=True))
@@ -184,7 +186,7 @@ def test_a_finished_run_measures_how_far_it_can_be_believed(kind, monkeypatch):
     threshold = float(sure.max()) - 1e-4
     objective, _, _ = case(kind, temperature=2.5, abstain_below=threshold)
     for variant in (before, objective):
-        monkeypatch.setattr(variant, "_once", lambda *_: outputs)
+        monkeypatch.setattr(variant, "_cached_outputs", lambda *_: outputs)
 
     sums = objective.metric_sums(None, batch, None)
     counts = objective.counts(batch)
@@ -227,7 +229,7 @@ def test_an_export_is_as_sure_as_the_run(layer):
     tensors = {f"{layer}.weight": torch.randn(3, 4), f"{layer}.bias": torch.randn(3)}
     states = torch.randn(5, 4)
 
-    folded = in_units(tensors, None, task)
+    folded = scaled_to_units(tensors, None, task)
 
     def logits(kept):
         return states @ kept[f"{layer}.weight"].T + kept[f"{layer}.bias"]

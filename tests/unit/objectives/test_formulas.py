@@ -17,11 +17,11 @@ from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.classification import Classification, highest_learnt_from
+from transfer_cli.objectives.classification import Classification, annealing_threshold
 from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.relation_distillation import RelationDistillation
-from transfer_cli.objectives.replaced_tokens import ReplacedTokens, area_under_curve, entropy
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens, area_under_curve, binary_entropy
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation
 from transfer_cli.tasks.choice.task import MultipleChoice
@@ -159,7 +159,7 @@ FORMULAS = {
         area_under_curve(torch.tensor([[3, 1, 2], [1, 4, 2]])),
         np.mean([(a > b) + (a == b) / 2 for a in [0, *4 * [1], 2, 2] for b in [0, 0, 0, 1, 2, 2]]),
     ),
-    "entropy": lambda: (entropy(0.2), 0.2 * math.log(5) + 0.8 * math.log(1.25)),
+    "entropy": lambda: (binary_entropy(0.2), 0.2 * math.log(5) + 0.8 * math.log(1.25)),
     "wilson": lambda: (wilson_interval(7, 40), wilson_by_roots(7, 40)),
     "rouge-l": lambda: (
         rouge_l("the cat sat on a mat", "A cat on the old mat sat"),
@@ -180,11 +180,11 @@ FORMULAS = {
         tiny.bound(Classification()).confidence(FIRST), [max(softmax(row)) for row in P],
     ),
     "temperature": lambda: (
-        tiny.bound(Classification()).softened(FIRST, 0.4).softmax(1),
+        tiny.bound(Classification()).soften(FIRST, 0.4).softmax(1),
         [[v**2.5 / sum(u**2.5 for u in p) for v in p] for p in map(softmax, P)],
     ),
     "annealing": lambda: (
-        [highest_learnt_from(kind, 0.3, 4) for kind in ("log", "linear", "exp")],
+        [annealing_threshold(kind, 0.3, 4) for kind in ("log", "linear", "exp")],
         [0.25 + 0.75 * a for a in (1 - math.e**-1.5, 0.3, math.e**-3.5)],
     ),
     "divergence of labels": lambda: (
@@ -197,12 +197,12 @@ FORMULAS = {
         [min(max(both(a)) for a in row) for row in P],
     ),
     "scores of labels": lambda: (
-        multilabel().scores_of(torch.tensor([[0.2, 0.9]])), [[math.log(0.25), math.log(9)]],
+        multilabel().answer_scores(torch.tensor([[0.2, 0.9]])), [[math.log(0.25), math.log(9)]],
     ),
     "divergence of numbers": lambda: (
         regression().divergence(FIRST[:, :1], SECOND[:, :1]), (FIRST[:, 0] - SECOND[:, 0]) ** 2,
     ),
-    "scores of numbers": lambda: (regression().scores_of(torch.tensor([[8.0]])), [[2.0]]),
+    "scores of numbers": lambda: (regression().answer_scores(torch.tensor([[8.0]])), [[2.0]]),
     "loss of a span": lambda: (
         spans().losses(torch.stack([FIRST, SECOND], 2), {"span": torch.tensor(ENDS)}),
         [-math.log(softmax(p)[a] * softmax(q)[b]) / 2

@@ -13,9 +13,9 @@ from transfer_cli.batch import IGNORE
 from transfer_cli.data.split import TextStats
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.language_model import exponential
+from transfer_cli.objectives.language_model import exp_or_inf
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.objectives.replies import replies
+from transfer_cli.objectives.replies import generate_replies
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing.objectives import check_objective
 
@@ -184,7 +184,7 @@ def test_the_share_of_right_tokens_is_that_of_the_whole_logits():
 def test_a_perplexity_too_large_for_a_float_is_infinite(nats):
     expected = math.exp(nats) if nats < 700 else math.inf
 
-    assert exponential(nats) == expected
+    assert exp_or_inf(nats) == expected
 
 
 def test_logits_are_computed_only_where_there_is_a_target(monkeypatch):
@@ -253,9 +253,9 @@ def test_texts_of_different_lengths_get_the_reply_of_each_alone(kind, direction)
         seen.append(logits)
         return best(logits)
 
-    replies(
-        model, batch["tokens"], torch.zeros_like(batch["tokens"]), lengths, most=MOST, pick=pick,
-        prefix_R=None if prefixes is None else torch.tensor(prefixes),
+    generate_replies(
+        model, batch["tokens"], torch.zeros_like(batch["tokens"]), lengths, max_tokens=MOST,
+        pick=pick, prefix_R=None if prefixes is None else torch.tensor(prefixes),
     )  # fmt: skip
 
     for row, text in enumerate(TEXTS):
@@ -271,9 +271,9 @@ def test_each_token_is_read_once():
     model.backbone.register_forward_pre_hook(lambda _, given: read.append(given[0].shape))
     batch = tiny.rows_to_batch(TEXTS)
 
-    replies(
+    generate_replies(
         model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
-        most=MOST, pick=best,
+        max_tokens=MOST, pick=best,
     )  # fmt: skip
 
     assert read == [(3, 9), *[(3, 1)] * (MOST - 1)]
@@ -284,9 +284,9 @@ def test_what_has_no_position_takes_passes_all_the_same():
     model.backbone.register_forward_pre_hook(lambda _, given: read.append(given[0].shape))
     batch = tiny.rows_to_batch(TEXTS)
 
-    tokens = replies(
+    tokens = generate_replies(
         model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
-        most=MOST, pick=best,
+        max_tokens=MOST, pick=best,
     )  # fmt: skip
 
     assert tokens.shape == (3, MOST)

@@ -266,7 +266,7 @@ def test_a_span_ends_before_a_special_token():
     batch = tiny.rows_to_batch([[5, 6, 3, 7, 8]])
     draws = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5]])
 
-    _, begin = objective._spans(
+    _, begin = objective._select_spans(
         batch["tokens"], batch["tokens"] > 4, draws, torch.full_like(draws, 0.99)
     )
 

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.batch import IGNORE, with_facts, with_rows
+from transfer_cli.batch import IGNORE, with_facts, with_packed_rows
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.objectives.base import Encoding, TaskInfo
@@ -79,7 +79,7 @@ def check_contract(objective, main, data, batch, **options):
 def test_words_of_which_the_teacher_is_not_sure_are_left_out():
     objective, model = at_work(Distillation(("RUN",), hard=True, confidence=0.6))
     view = tiny.all_of(answered())
-    shares_NC = objective.main.of_units(view[KEY], view)
+    shares_NC = objective.main.unit_values(view[KEY], view)
     sure_N = shares_NC.amax(1) > 0.6
     scores_NC = objective.main.scores(model, view, Encoding(model, view)).log_softmax(1)
 
@@ -198,7 +198,7 @@ def test_texts_in_rows_with_others_are_compared_alike(perturb):
     objective, model, view = prepared(perturb, symmetric=True)
     expected = lost(objective, model, view)
 
-    for laid_out in (with_facts(view), with_rows(view)):
+    for laid_out in (with_facts(view), with_packed_rows(view)):
         assert_close(lost(objective, model, laid_out), expected)
 
 
@@ -216,7 +216,7 @@ def test_a_word_counts_in_the_views_that_see_it():
     words = {name: int((is_read_BT & mask).sum()) for name, mask in seen.items()}
     part = {key: view[key] for key in ("tokens", "word")} | {"mask": view["mask_left"]}
     whole_NC = objective.main.scores(model, view, Encoding(model, view)).log_softmax(1)
-    left = objective.beside_main["left"].scores(model, part, Encoding(model, part)).log_softmax(1)
+    left = objective.objectives["left"].scores(model, part, Encoding(model, part)).log_softmax(1)
     each_N = (whole_NC.exp() * (whole_NC - left)).sum(1)
 
     loss = objective.loss_sums(model, view, Encoding(model, view))["left"]
@@ -346,6 +346,24 @@ def test_texts_without_words_are_no_error(kind):
 
     assert torch.equal(tokens, batch["tokens"])
     assert torch.equal(mask, batch["mask"])
+
+
+def test_words_that_all_say_equally_much_become_others_of_the_texts():
+    class Alike(Texts):
+        def batch(self, indices):
+            view = super().batch(indices)
+            view["tokens"][:, 1:21] = torch.arange(5, 25)
+            return view
+
+    perturbation = TfIdf(0.5)
+    perturbation.setup(TaskInfo(tiny.VOCABULARY))
+    perturbation.on_data(Alike())
+
+    tokens, _ = perturbation(BATCH, ExampleNoise(0, "train", 0))
+
+    new = tokens[tokens != BATCH["tokens"]]
+    assert len(new) > 1000
+    assert 5 <= int(new.min()) <= int(new.max()) < 25
 
 
 def test_choices_of_an_example_are_perturbed_each():

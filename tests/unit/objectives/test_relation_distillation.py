@@ -7,9 +7,9 @@ import torch
 
 from tests import tiny
 from tests.tiny import sums
-from transfer_cli.batch import with_facts, with_rows
+from transfer_cli.batch import with_facts, with_packed_rows
 from transfer_cli.errors import ConfigError, RunError
-from transfer_cli.model.probes import probed
+from transfer_cli.model.probes import set_probe
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.relation_distillation import RelationDistillation
@@ -71,7 +71,7 @@ def test_attention_is_compared_as_it_is_computed(direction):
 
     def attention(model):
         shares = {}
-        with probed(model.backbone, probabilities=shares.__setitem__), torch.no_grad():
+        with set_probe(model.backbone, probabilities=shares.__setitem__), torch.no_grad():
             Encoding(model, batch).states  # noqa: B018 - computes them
         return shares[model.backbone.shape.depth - 1]
 
@@ -89,7 +89,7 @@ def test_relations_of_parts_are_those_of_the_concatenated_width():
 
     def values(model):
         projections = {}
-        with probed(model.backbone, projections=projections.__setitem__), torch.no_grad():
+        with set_probe(model.backbone, projections=projections.__setitem__), torch.no_grad():
             Encoding(model, batch).states  # noqa: B018 - computes them
         return projections[model.backbone.shape.depth - 1].value.transpose(1, 2).flatten(2)
 
@@ -137,7 +137,7 @@ def test_texts_that_share_a_row_relate_as_in_rows_of_their_own(heads):
     objective, student, batch = at_work(heads=heads)
     raw = tiny.all_of(tiny.Questions(causal=False, examples=6))
 
-    apart, together = sums(objective, student, batch), sums(objective, student, with_rows(raw))
+    apart, together = (sums(objective, student, view) for view in (batch, with_packed_rows(raw)))
 
     for name, value in apart.items():
         torch.testing.assert_close(together[name], value, rtol=1e-4, atol=1e-5)
@@ -148,7 +148,7 @@ def test_recomputed_blocks_have_the_same_gradients():
     torch.stack([*sums(objective, student, batch).values()]).sum().backward()
     plain = {n: p.grad.clone() for n, p in student.named_parameters() if p.grad is not None}
     student.zero_grad()
-    student.backbone.recompute(True)
+    student.backbone.set_activation_checkpointing(True)
 
     torch.stack([*sums(objective, student, batch).values()]).sum().backward()
 

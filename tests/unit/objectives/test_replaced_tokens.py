@@ -12,12 +12,17 @@ from transfer_cli.batch import IGNORE, with_facts
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.borrowing import BORROWED, borrower, completed, narrowed
+from transfer_cli.model.borrowing import (
+    BORROWED_TENSORS,
+    borrowing_model,
+    head_as_model,
+    narrowed_shape,
+)
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.language_model import PART, draw_tokens
-from transfer_cli.objectives.replaced_tokens import ReplacedTokens, entropy
+from transfer_cli.objectives.language_model import CHUNK, draw_tokens
+from transfer_cli.objectives.replaced_tokens import ReplacedTokens, binary_entropy
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing import objectives as contract
 
@@ -179,7 +184,7 @@ def test_all_selected_tokens_are_masked_but_for_those_that_are_kept():
     assert seen[0.5] == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize("vocabulary", [5, PART - 1, PART, 3 * PART + 1])
+@pytest.mark.parametrize("vocabulary", [5, CHUNK - 1, CHUNK, 3 * CHUNK + 1])
 def test_draws_invert_the_cumulative_sum(vocabulary):
     logits_V = 2 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(3))
     count = 20_000
@@ -232,8 +237,8 @@ def test_a_low_temperature_draws_the_likeliest_token():
 
 
 def test_who_knows_nothing_but_the_share_has_its_entropy_for_a_loss():
-    assert entropy(0.15) == pytest.approx(0.4227, abs=1e-4)
-    assert entropy(0.0) == entropy(1.0) == 0
+    assert binary_entropy(0.15) == pytest.approx(0.4227, abs=1e-4)
+    assert binary_entropy(0.0) == binary_entropy(1.0) == 0
 
 
 def test_measures_are_what_they_are_called():
@@ -245,7 +250,7 @@ def test_measures_are_what_they_are_called():
     detect, generator = float(totals["detect"]), float(totals["generator"])
     share = float(totals["replaced"]) / real
     assert measures["detect_loss"] == pytest.approx(detect / real)
-    assert measures["detect_excess"] == pytest.approx(detect / real - entropy(share))
+    assert measures["detect_excess"] == pytest.approx(detect / real - binary_entropy(share))
     assert measures["generator_perplexity"] == pytest.approx(math.exp(generator / selected))
     assert measures["loss"] == pytest.approx((detect + generator) / real)
     assert int(totals["answers"].sum()) == real
@@ -274,7 +279,7 @@ def test_models_are_as_large_as_the_published_ones(sizes, embeddings, width, par
 
     tensors = dict(model.named_parameters())
     main = [tensor.numel() for name, tensor in tensors.items() if not name.startswith("heads.gen")]
-    generator = [tensor.numel() for tensor in completed("generator", tensors).values()]
+    generator = [tensor.numel() for tensor in head_as_model("generator", tensors).values()]
 
     assert (sum(main), sum(generator)) == parameters
 
@@ -286,18 +291,20 @@ def test_models_are_as_large_as_the_published_ones(sizes, embeddings, width, par
 )  # fmt: skip
 def test_a_generator_is_the_same_model_by_itself(changes):
     shape = tiny.backbone(direction="bidirectional", **changes).shape
-    narrow = narrowed(shape, 0.5, 0.67)
-    whole = TransferModel(lender := Backbone(shape, 48), {"generator": borrower(narrow, lender)})
+    narrow = narrowed_shape(shape, 0.5, 0.67)
+    owner = Backbone(shape, 48)
+    whole = TransferModel(owner, {"generator": borrowing_model(narrow, owner)})
     tiny.lively(whole)
-    alone = TransferModel(Backbone(narrow, 48), {"lm": borrower(narrow, lender).heads["lm"]}).eval()
-    alone.load_state_dict(completed("generator", whole.state_dict()))
+    head = borrowing_model(narrow, owner).heads["lm"]
+    alone = TransferModel(Backbone(narrow, 48), {"lm": head}).eval()
+    alone.load_state_dict(head_as_model("generator", whole.state_dict()))
     batch = tiny.all_of(tiny.Questions(causal=False, examples=4))
 
     inside = Encoding(whole.eval().heads["generator"], batch).top
 
     assert (narrow.depth, narrow.heads) == (2, 1)
     torch.testing.assert_close(inside, Encoding(alone, batch).top)
-    assert not [n for n in whole.heads["generator"].state_dict() if n.startswith(BORROWED)]
+    assert not [n for n in whole.heads["generator"].state_dict() if n.startswith(BORROWED_TENSORS)]
 
 
 def test_what_cannot_be_is_refused_with_a_cure():

@@ -11,7 +11,7 @@ from tests.unit.tasks.test_seq2seq import PAIRS, TOKENIZER
 from transfer_cli.batch import with_facts
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError
-from transfer_cli.model.encoder_decoder import backbone_of
+from transfer_cli.model.encoder_decoder import build_backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -178,8 +178,8 @@ def test_of_texts_made_from_others_predictions_are_compared_at_the_targets(direc
     student, teacher = (
         TransferModel(backbone, objective.modules(backbone)).eval()
         for backbone in (
-            backbone_of(tiny.shape(direction=direction), TOKENIZER.size),
-            backbone_of(tiny.shape(direction=direction, depth=3), TOKENIZER.size),
+            build_backbone(tiny.shape(direction=direction), TOKENIZER.size),
+            build_backbone(tiny.shape(direction=direction, depth=3), TOKENIZER.size),
         )
     )
     tiny.lively(student, 0)
@@ -199,7 +199,7 @@ def test_of_texts_made_from_others_predictions_are_compared_at_the_targets(direc
     assert float(totals["divergence"]) == pytest.approx(divergence, rel=1e-4)
     assert objective.counts(batch) == {"loss": 5, "divergence": 5}  # red, is blue, and their ends
     assert objective.task == "text to text"
-    other = backbone_of(
+    other = build_backbone(
         tiny.shape(direction="causal" if direction != "causal" else "bidirectional"), 9
     )
     with pytest.raises(ConfigError, match=r"^objective\.teachers: A is "):
@@ -301,7 +301,7 @@ def test_a_masked_model_is_compared_where_tokens_are_hidden():
     view = inner.prepare(raw, ExampleNoise(0, "train", 0))
 
     assert torch.equal(batch["tokens"], view["tokens"])
-    assert torch.equal(batch["compared"], inner.predicts(view))
+    assert torch.equal(batch["compared"], inner.prediction_mask(view))
     assert objective.counts(batch) == inner.counts(view)
 
 

@@ -15,7 +15,7 @@ from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.optim.layer_scale import Uniform
-from transfer_cli.optim.muon import MuonWithAdamW, orthogonal, uses_muon
+from transfer_cli.optim.muon import MuonWithAdamW, orthogonalize, uses_muon
 
 SHAPES = ((24, 8), (8, 24), (8, 8))
 
@@ -81,7 +81,7 @@ def test_all_singular_values_become_about_1_and_the_directions_stay(shape, scale
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * scale
 
     left, sizes, right = torch.linalg.svd(matrix, full_matrices=False)
-    turned = left.T @ orthogonal([matrix])[0] @ right.T
+    turned = left.T @ orthogonalize([matrix])[0] @ right.T
 
     # Those below a hundredth of the largest need more rounds than there are.
     values = turned.diagonal()[sizes > 0.02 * sizes[0]]
@@ -90,7 +90,7 @@ def test_all_singular_values_become_about_1_and_the_directions_stay(shape, scale
 
 
 def test_a_matrix_of_zeros_stays():
-    assert_close(orthogonal([torch.zeros(4, 6)]), torch.zeros(1, 4, 6))
+    assert_close(orthogonalize([torch.zeros(4, 6)]), torch.zeros(1, 4, 6))
 
 
 def test_matrices_of_blocks_are_turned_and_nothing_else_is():

@@ -132,6 +132,11 @@ def test_the_rate_falls_with_the_time_to_where_it_ends(schedule, total, used, la
     assert schedule(10, total, 1.0) == pytest.approx(schedule(total, total))
 
 
+@given(total=totals, used=shares)
+def test_no_rate_is_above_its_peak_however_far_the_time_is(total, used):
+    assert Linear(0.3)(0, total, used) <= 1
+
+
 def test_a_warm_up_in_steps_counts_those_taken_and_a_share_of_the_run_the_time():
     assert [Linear(4)(step, 10_000, 0.01 * step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert Linear(0.5)(1, 10_000, 0.25) == pytest.approx(0.5, rel=1e-3)

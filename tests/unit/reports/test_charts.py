@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reports
-from transfer_cli.earlier_runs import UNDECLARED
+from transfer_cli.earlier_runs import UNDECLARED_METRICS
 from transfer_cli.reports import formats
 from transfer_cli.reports.contents import Spread, TaskRuns
 from transfer_cli.reports.html.charts import cost_charts, label_chart, means, rate_chart
@@ -101,9 +101,10 @@ def test_the_front_holds_what_no_smaller_group_beats(tmp_path):
 
 
 def test_groups_that_all_train_as_much_are_not_drawn_against_it(tmp_path):
-    task, names, _ = shown(reports.single(tmp_path))
+    task, names, curves = shown(reports.single(tmp_path))
 
     assert cost_charts(task, names) == []
+    assert "chart of 1 group over" in training_chart(task, names, curves).description
 
 
 def test_energy_is_drawn_where_a_machine_has_told_it(tmp_path):
@@ -135,6 +136,9 @@ def test_all_labels_stand_where_they_are_and_else_to_the_right_of_every_number(t
         assert line["x"] == [100, 500, 2000, 4907 if known else 4000]
     axis = chart.views[0].layout["xaxis"]
     assert axis["ticktext"] == ["100", "500", "2,000", "all"]
+    some = [group for group in task.groups if group.settings["data.labelled"] is not None]
+    assert "“all”" in chart.caption
+    assert "“all”" not in label_chart(replace(task, groups=tuple(some))).caption
 
 
 def test_each_scheme_has_a_line_over_its_rates_and_the_run_to_take_is_ringed(tmp_path):
@@ -203,7 +207,7 @@ def test_shares_are_drawn_in_percent(tmp_path):
 
 
 def test_no_bar_leaves_what_an_error_rate_can_be():
-    task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
+    task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED_METRICS)
     spreads = [Spread.over(values) for values in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
 
     trace = means(task, spreads)

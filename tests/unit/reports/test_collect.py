@@ -19,7 +19,7 @@ from transfer_cli.commands.diff import diff
 from transfer_cli.commands.report import report
 from transfer_cli.errors import ConfigError
 from transfer_cli.reports import collect as collecting
-from transfer_cli.reports import formats
+from transfer_cli.reports import formats, grouping
 from transfer_cli.reports.collect import collect, sweep_progress
 from transfer_cli.reports.contents import (
     FAILED,
@@ -33,7 +33,6 @@ from transfer_cli.reports.contents import (
     Spread,
     TaskRuns,
 )
-from transfer_cli.reports.grouping import canonical, identity, labels, shown_values, varying
 from transfer_cli.reports.statistics import Estimate, Scored, bootstrap, holm, mcnemar
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
@@ -207,9 +206,8 @@ def test_a_status_of_another_kind_is_none(tmp_path, content):
 
 
 def test_a_sweep_gives_its_runs_and_the_jobs_that_have_none(tmp_path):
-    overrides = [
-        (f"adaptation={name}", "seed=0") for name in ("full", "lora", "nonsense", "frozen")
-    ]
+    schemes = ("full", "lora", "nonsense", "frozen")
+    overrides = [(f"adaptation={name}", "seed=0") for name in schemes]
     write_sweep(
         tmp_path / "sweep",
         SweepJob(0, overrides[0], outcome="done", seconds=5.0),
@@ -284,10 +282,9 @@ def test_the_jobs_are_counted_and_the_failed_ones_named(tmp_path):
 
 
 def test_what_is_left_takes_as_long_as_what_was_done(tmp_path):
-    assert (
-        stand(tmp_path, done(0, 10.0), done(1, 30.0), SweepJob(2, ()), SweepJob(3, ())).seconds_left
-        == 40
-    )
+    progress = stand(tmp_path, done(0, 10.0), done(1, 30.0), SweepJob(2, ()), SweepJob(3, ()))
+
+    assert progress.seconds_left == 40
 
 
 def test_jobs_side_by_side_share_what_is_left(tmp_path):
@@ -440,10 +437,10 @@ def test_large_counts_times_and_sizes_are_short():
     assert [formats.count(number) for number in (950, 4614, 999_900, 11_995_786)] == [
         "950", "4.61 k", "1 M", "12 M",
     ]  # fmt: skip
-    assert [formats.duration(seconds) for seconds in (1.654, 49.2, 90, 3600, 4512)] == [
-        "1.65 s", "49 s", "1 min 30 s", "1 h", "1 h 15 min",
+    assert [formats.duration(seconds) for seconds in (1.654, 49.2, 59.7, 90, 3600, 4512)] == [
+        "1.65 s", "49 s", "1 min", "1 min 30 s", "1 h", "1 h 15 min",
     ]  # fmt: skip
-    assert formats.size(401829888) == "383 MiB"
+    assert [formats.size(2**20 * mib) for mib in (383.2, 1010)] == ["383 MiB", "1010 MiB"]
 
 
 @pytest.mark.parametrize(
@@ -481,11 +478,8 @@ def test_where_many_keys_vary_a_group_is_called_by_what_is_unusual_about_it():
 
 
 FULL = {
-    "adaptation": "full",
-    "adaptation/plan": "all",
-    "adaptation.store": "all",
-    "schedule": "linear",
-}
+    "adaptation": "full", "adaptation/plan": "all", "adaptation.store": "all", "schedule": "linear",
+}  # fmt: skip
 LORA = {
     "adaptation": "lora", "adaptation/plan": "new", "adaptation.store": "trained",
     "adaptation.edits.lora.rank": 8, "schedule": "slanted",
@@ -493,13 +487,12 @@ LORA = {
 
 
 def group(settings, typed=()):
-    return [
-        Run(Path("run"), "run", "finetune", FINISHED, settings=settings, typed=frozenset(typed))
-    ]
+    typed = frozenset(typed)
+    return [Run(Path("run"), "run", "finetune", FINISHED, settings=settings, typed=typed)]
 
 
 def test_a_preset_explains_all_that_it_brought_along():
-    assert varying([group(FULL), group(LORA)]) == ("adaptation",)
+    assert grouping.varying_keys([group(FULL), group(LORA)]) == ("adaptation",)
 
 
 def test_what_was_typed_is_told_even_where_a_preset_would_explain_it():
@@ -509,31 +502,32 @@ def test_what_was_typed_is_told_even_where_a_preset_would_explain_it():
         group({**LORA, "optimizer.lr": 1e-2}, typed),
     ]
 
-    assert varying(groups) == ("adaptation", "optimizer.lr")
+    assert grouping.varying_keys(groups) == ("adaptation", "optimizer.lr")
 
 
 def test_the_rate_is_told_even_where_a_preset_brings_it():
     groups = [group({**FULL, "optimizer.lr": 1e-4}), group({**LORA, "optimizer.lr": 1e-3})]
 
-    assert varying(groups) == ("adaptation", "optimizer.lr")
+    assert grouping.varying_keys(groups) == ("adaptation", "optimizer.lr")
 
 
 def test_what_a_preset_does_not_explain_is_told_too():
     groups = [group(FULL), group(LORA), group({**LORA, "adaptation.edits.lora.rank": 16})]
 
-    assert varying(groups) == ("adaptation", "adaptation.edits.lora.rank")
+    assert grouping.varying_keys(groups) == ("adaptation", "adaptation.edits.lora.rank")
 
 
 def test_settings_that_cannot_change_a_result_are_none():
     names = {"seed": 1, "run.dir": "a", "device": "cuda", "sweep.trials": 3, "checkpoint.keep": 1}
+    names |= {"loop.batch": 32, "data.labelled": None}
 
-    assert identity({**names, "loop.batch": 32, "data.labelled": None}) == {"loop.batch": "32.0"}
+    assert grouping.identity(names) == {"loop.batch": "32.0"}
 
 
 def test_equal_values_of_other_kinds_are_equal():
-    assert canonical(1) == canonical(1.0)
-    assert canonical(True) != canonical(1)
-    assert canonical([1, 2]) == canonical([1, 2])
+    assert grouping.canonical_text(1) == grouping.canonical_text(1.0)
+    assert grouping.canonical_text(True) != grouping.canonical_text(1)
+    assert grouping.canonical_text([1, 2]) == grouping.canonical_text([1, 2])
 
 
 @pytest.mark.parametrize(
@@ -542,26 +536,28 @@ def test_equal_values_of_other_kinds_are_equal():
         ("optimizer.lr", [1e-3, 3e-3], ["0.001", "0.003"]),
         ("optimizer.lr", [0.0012345, 0.0012346], ["0.001234", "0.001235"]),
         ("optimizer.lr", [0.1, None], ["0.1", "null"]),
+        (
+            "optimizer.lr",
+            [0.1, 0.10000000000000002],
+            ["0.10000000000000001", "0.10000000000000002"],
+        ),
         ("init_from", ["runs/a/best", "runs/b/best"], ["a/best", "b/best"]),
         ("init_from", ["runs/a", None], ["a", "null"]),
         ("adaptation", ["lora", "full"], ["lora", "full"]),
-        (
-            "experiment",
-            ["sample/finetune", "recipe/finetune"],
-            ["sample/finetune", "recipe/finetune"],
-        ),
+        ("experiment", ["a/finetune", "b/finetune"], ["a/finetune", "b/finetune"]),
         ("objective.hidden", [[50], []], ["[50]", "[]"]),
         ("loop.bucket", [True, False], ["true", "false"]),
     ],
 )
 def test_values_are_as_short_as_leaves_them_different(key, values, shown):
-    assert shown_values(key, values) == shown
+    assert grouping.shown_values(key, values) == shown
 
 
 def test_a_label_leaves_out_what_a_group_does_not_have():
     keys = ("adaptation", "adaptation.edits.lora.rank", "data.labelled")
+    settings = [{**FULL, "data.labelled": 100}, {**LORA, "data.labelled": None}]
 
-    assert labels(keys, [{**FULL, "data.labelled": 100}, {**LORA, "data.labelled": None}]) == [
+    assert grouping.group_labels(keys, settings) == [
         "adaptation=full data.labelled=100",
         "adaptation=lora adaptation.edits.lora.rank=8 data.labelled=null",
     ]
@@ -573,14 +569,14 @@ def test_labels_are_never_alike_however_long():
         {key: "x" * 500 + str(place * (key == "key29")) for key in keys} for place in range(3)
     ]
 
-    names = labels(keys, groups)
+    names = grouping.group_labels(keys, groups)
 
     assert len(set(names)) == 3
     assert all(len(label) < 700 for label in names)
 
 
 def test_a_label_holds_nothing_that_steers_a_terminal():
-    (names,) = labels(["a\x1b[2J"], [{"a\x1b[2J": "b\x1b]0;title\x07\nc"}])
+    (names,) = grouping.group_labels(["a\x1b[2J"], [{"a\x1b[2J": "b\x1b]0;title\x07\nc"}])
 
     assert names.isprintable()
 

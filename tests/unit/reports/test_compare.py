@@ -14,13 +14,13 @@ import pytest
 
 from tests import reports
 from tests.fake_runs import ITEMS, blocks, labelled, write_run, write_sweep
-from transfer_cli.earlier_runs import UNDECLARED
+from transfer_cli.earlier_runs import UNDECLARED_METRICS
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
 from transfer_cli.reports import formats
-from transfer_cli.reports.best import best_of, choice_of, commands, learnt, reasons
-from transfer_cli.reports.collect import collect, last_words, run_of
-from transfer_cli.reports.compare import tasks
+from transfer_cli.reports.best import best_reasons, best_run, criterion, learnt_runs, next_commands
+from transfer_cli.reports.collect import best_run_lines, collect, resolve_run
+from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import (
     FINISHED,
     Comparison,
@@ -35,15 +35,15 @@ from transfer_cli.reports.page import page
 from transfer_cli.reports.results_table import (
     DIFFERENCE,
     MEMORY,
+    NO_P_VALUE,
+    P_VALUE,
     PUBLISHED,
     RUNS,
-    UNTOLD,
-    P,
     explanations,
     results_table,
 )
 from transfer_cli.reports.statistics import mcnemar
-from transfer_cli.reports.tables import as_csv, as_markdown, as_page
+from transfer_cli.reports.tables import as_csv, as_markdown, as_terminal_page
 from transfer_cli.runs.items import write_items
 from transfer_cli.runs.sweep import SweepJob
 
@@ -51,7 +51,7 @@ FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
 
 
 def report(folder, **asked):
-    return tasks(collect([folder]).runs, **asked)
+    return compare_tasks(collect([folder]).runs, **asked)
 
 
 def only(folder, **asked):
@@ -341,7 +341,7 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     seeds(tmp_path, "lora", 2, 10)
 
     task = only(tmp_path)
-    shown = str(as_page(Report((task,)), None))
+    shown = str(as_terminal_page(Report((task,)), None))
 
     assert all(measure.deviation is None for g in task.groups for measure in g.measures.values())
     comparison = task.groups[1].against
@@ -350,7 +350,7 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     assert not any(sign in shown for sign in ("±", "[", "95 %"))
     assert shown.count("takes three seeds or more") == 1
     lora = next(line for line in shown.splitlines() if line.startswith("  adaptation=lora"))
-    assert UNTOLD in lora.split()
+    assert NO_P_VALUE in lora.split()
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, False), (2, False), (4, True)])
@@ -381,7 +381,7 @@ def test_a_group_of_three_is_drawn_beside_one_of_two(tmp_path):
     three_seeds(tmp_path)
     seeds(tmp_path, "frozen", 2, 20)
 
-    shown = str(as_page(Report((only(tmp_path),)), None))
+    shown = str(as_terminal_page(Report((only(tmp_path),)), None))
 
     assert "12.50 ± 2.50" in shown
     assert "51.25 ±" not in shown
@@ -590,7 +590,7 @@ def runs_of(folder):
 
 def best(folder):
     runs = runs_of(folder)
-    return best_of(runs, choice_of(learnt(runs)))
+    return best_run(runs, criterion(learnt_runs(runs)))
 
 
 def sweep(folder, *validations, **more):
@@ -612,7 +612,7 @@ def test_validation_chooses_and_the_test_split_does_not(tmp_path):
     write_run(tmp_path / "a", wrong=range(9), validation=error(10.0))
     write_run(tmp_path / "b", wrong=range(1), validation=error(20.0), optimizer__lr=0.1)
 
-    [task] = tasks(runs_of(tmp_path))
+    [task] = compare_tasks(runs_of(tmp_path))
 
     assert best(tmp_path).run.path == tmp_path / "a"
     assert [group.is_best for group in task.groups] == [True, False]
@@ -625,7 +625,7 @@ def test_what_learnt_nothing_is_never_the_best_and_stands_last(tmp_path):
     write_run(tmp_path / "b", validation=error(30.0), optimizer__lr=0.1)
     write_run(tmp_path / "c", status="failed", optimizer__lr=0.2)
 
-    [task] = tasks(runs_of(tmp_path))
+    [task] = compare_tasks(runs_of(tmp_path))
 
     assert (best(tmp_path).run.path, best(tmp_path).among) == (tmp_path / "b", 1)
     assert [group.is_best for group in task.groups] == [True, False, False]
@@ -667,13 +667,13 @@ def test_a_tie_is_said_and_broken_by_loss_then_by_cost(tmp_path, second, taken, 
     sweep(tmp_path / "s", error(10.0, loss=0.2), error(10.0, **{"loss": 0.2} | second))
 
     chosen = best(tmp_path / "s")
-    [task] = tasks(runs_of(tmp_path / "s"))
+    [task] = compare_tasks(runs_of(tmp_path / "s"))
 
     assert (chosen.run.path.name, chosen.decided) == (taken, words)
     assert [run.path.name for run in chosen.tied] == [str(1 - int(taken))]
     assert [group.is_best for group in task.groups] == [True, False]
     assert f"{words}" in " ".join(task.notes)
-    assert any("a tie: " in line for line in last_words(tmp_path / "s"))
+    assert any("a tie: " in line for line in best_run_lines(tmp_path / "s"))
 
 
 def test_by_how_much_the_best_is_ahead_and_what_a_cheaper_equal_costs_is_said(tmp_path):
@@ -681,7 +681,7 @@ def test_by_how_much_the_best_is_ahead_and_what_a_cheaper_equal_costs_is_said(tm
         measures = {"error_rate": 12.5 if name == "c" else 10.0, "loss": rate}
         write_run(tmp_path / name, adaptation=scheme, optimizer__lr=rate, validation=measures)
 
-    said = list(reasons(best(tmp_path)))
+    said = list(best_reasons(best(tmp_path)))
 
     assert said[1:] == [
         f"a tie: {tmp_path / 'b'} has the same; the lower validation/loss decided",
@@ -695,7 +695,7 @@ def test_without_validation_nothing_is_marked_and_that_is_said(tmp_path):
         results = {"measures": {"test": {"error_rate": 3.0}}, "labels": ["a", "b"]}
         write_run(tmp_path / name, adaptation=name, results=results)
 
-    [task] = tasks(runs_of(tmp_path))
+    [task] = compare_tasks(runs_of(tmp_path))
 
     assert not any(group.is_best for group in task.groups)
     assert any("nothing was measured on a validation split" in note for note in task.notes)
@@ -713,7 +713,7 @@ def test_the_lines_name_the_run_whatever_it_is_called(tmp_path, monkeypatch, nam
     write_run(Path(name))
     [run] = runs_of(Path(f"./{name}"))
 
-    typed = commands(run)
+    typed = next_commands(run)
 
     for line in (typed["predict"], typed["export"]):
         word = shlex.split(line)[2]
@@ -729,7 +729,7 @@ def test_a_pretrained_model_is_adapted_and_not_asked_for_labels(tmp_path, monkey
     write_run(Path("a b"), command="pretrain", results=results)
     [run] = runs_of(Path("a b"))
 
-    typed = commands(run)
+    typed = next_commands(run)
 
     assert shlex.split(typed["adapt"])[2] == "init_from='a b'"
     assert "predict" not in typed
@@ -739,7 +739,7 @@ def test_a_sweep_ends_with_its_best_run_and_the_lines_to_type(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     sweep(Path("my sweep"), error(20.0), error(12.5))
 
-    assert list(last_words(Path("my sweep"))) == [
+    assert list(best_run_lines(Path("my sweep"))) == [
         "best run by validation: my sweep/1 (optimizer.lr=0.01)",
         "  validation/error_rate 12.50 %, the lowest of 2 runs that learnt anything; "
         "the test split had no say",
@@ -753,7 +753,7 @@ def test_a_sweep_ends_with_its_best_run_and_the_lines_to_type(tmp_path, monkeypa
 def test_a_sweep_without_a_best_run_says_why_and_where_to_look(tmp_path):
     sweep(tmp_path / "s", error(0.0), failed="no better than city")
 
-    why, compare = last_words(tmp_path / "s")
+    why, compare = best_run_lines(tmp_path / "s")
 
     assert why == "no best run: no finished run learnt anything (1 learnt next to nothing)"
     assert compare == f"compare: transfer report {tmp_path / 's'}"
@@ -766,7 +766,7 @@ def test_a_sweep_stands_for_its_best_run_and_that_is_said_in_a_line(tmp_path, ca
     sweep(tmp_path / "s", error(20.0), error(12.5))
     caplog.set_level(logging.INFO)
 
-    assert run_of(str(tmp_path / "s"), "run") == str(tmp_path / "s" / "1")
+    assert resolve_run(str(tmp_path / "s"), "run") == str(tmp_path / "s" / "1")
     [line] = caplog.messages
     assert line == (
         f"run: took {tmp_path / 's' / '1'}, the best of 2 runs of that sweep by "
@@ -779,13 +779,13 @@ def test_all_else_stays_as_it_is(tmp_path, monkeypatch, caplog, name):
     monkeypatch.chdir(tmp_path)
     sweep(Path("s"), error(20.0), error(12.5))
 
-    assert run_of(name, "run") == name
+    assert resolve_run(name, "run") == name
     assert not caplog.messages
 
 
 def refused(folder):
     with pytest.raises(ConfigError) as caught:
-        run_of(str(folder), "run")
+        resolve_run(str(folder), "run")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -810,7 +810,7 @@ def test_a_sweep_over_several_tasks_is_refused(tmp_path):
     other.write_text(other.read_text().replace("samples.EmbeddedSample", "trec.Trec"))
 
     assert "a sweep over 2 tasks, whose runs cannot be compared; name" in refused(folder)
-    assert sum(line.startswith("best run by") for line in last_words(folder)) == 2
+    assert sum(line.startswith("best run by") for line in best_run_lines(folder)) == 2
 
 
 def test_a_sweep_whose_results_are_damaged_is_refused(tmp_path):
@@ -824,7 +824,7 @@ def test_a_damaged_result_leaves_the_others(tmp_path):
     folder = sweep(tmp_path / "s", error(1.0), error(2.0))
     (folder / "0" / "results.json").write_text(json.dumps({"measures": "none"}))
 
-    assert run_of(str(folder), "run") == str(folder / "1")
+    assert resolve_run(str(folder), "run") == str(folder / "1")
 
 
 # --- results table -------------------------------------------------------------------------------
@@ -841,7 +841,7 @@ def group(label="a", **more):
 
 
 def task(*groups, **more):
-    return TaskRuns("task", groups, (), "test/error_rate", UNDECLARED, **more)
+    return TaskRuns("task", groups, (), "test/error_rate", UNDECLARED_METRICS, **more)
 
 
 def cells(runs, title):
@@ -867,7 +867,7 @@ def test_a_tested_difference_is_written_with_its_interval_and_sorted_by_its_valu
 def test_a_corrected_p_is_shown_and_the_other_one_noted():
     table_of = task(group(against=AGAINST), group("b"), baseline="b")
 
-    tested, base = cells(table_of, P)
+    tested, base = cells(table_of, P_VALUE)
 
     assert (tested.text, tested.value) == ("0.020", 0.02)
     assert tested.note == "p 0.010 before the correction"
@@ -912,7 +912,7 @@ def test_a_reason_of_several_lines_is_shown_in_one():
     jobs = ((1, "a=1", "no\n  job 2  done"),)
     sweep = SweepProgress(Path("sweep"), "transfer\nnot shown:", 0, 0, 1, jobs)
 
-    shown = str(as_page(Report((task(replace(group(), runs=(failed,))),), (sweep,)), None))
+    shown = str(as_terminal_page(Report((task(replace(group(), runs=(failed,))),), (sweep,)), None))
 
     assert "failed: no job 7 done" in shown
     assert "a=1  failed: no job 2 done" in shown
@@ -934,7 +934,7 @@ def test_memory_that_is_not_finite_is_shown_and_not_sorted_by():
 def test_terminal_markdown_and_page_show_the_same_cells(tmp_path):
     report = reports.sweep_of_schemes(tmp_path)
     on_page = re.sub(r"\n([(\[])", r" \1", page(report).replace("<wbr>", ""))
-    shown = [str(as_page(report, None)), as_markdown(report), on_page]
+    shown = [str(as_terminal_page(report, None)), as_markdown(report), on_page]
 
     for column in results_table(report.tasks[0])[1:]:
         for cell in column.cells:
@@ -954,12 +954,15 @@ def test_shares_and_errors_stand_in_one_unit():
     assert columns["test/accuracy"].cells[0].text == "90.00"
     assert columns["test/error_rate"].heading == "test/error_rate (%)"
     assert columns[DIFFERENCE].cells[0].text == "+2.10 [+0.50, +3.50]"
+    other = Group("b", {}, (RUN,), {"test/accuracy": Spread((0.88,), 0.88, None)})
+    cell, _ = cells(replace(changed, groups=(replace(first, against=None), other)), DIFFERENCE)
+    assert (cell.text, cell.value) == ("+2.00", pytest.approx(0.02))
 
 
 def test_what_several_tables_or_runs_share_is_said_once():
     weak = [replace(RUN, name=name, reason="no better than city") for name in "xyz"]
     known = Group("a", {}, tuple(weak), {"test/error_rate": SPREAD})
-    said = str(as_page(Report((task(known), task(known))), None))
+    said = str(as_terminal_page(Report((task(known), task(known))), None))
 
     assert said.count("of two runs the mean is shown alone") == 1
     assert said.count("x, y, z") == said.count("no better than city") == 2
@@ -968,7 +971,7 @@ def test_what_several_tables_or_runs_share_is_said_once():
 def report_of(label):
     run = Run(Path("run"), "run", "finetune", FINISHED)
     group = Group(label, {"data.label": label}, (run,))
-    task = TaskRuns("finetune on x", (group,), ("data.label",), "test/error_rate", UNDECLARED)
+    task = TaskRuns("x", (group,), ("data.label",), "test/error_rate", UNDECLARED_METRICS)
     return Report((task,))
 
 
@@ -1005,7 +1008,7 @@ def test_what_a_sweep_says_was_published_stands_in_each_table_beside_the_job_of_
     assert {row["setting adaptation"]: row[PUBLISHED] for row in rows} == {
         "full": "", "lora": "3.6",
     }  # fmt: skip
-    for shown in (str(as_page(made, None)), as_markdown(made), page(made)):
+    for shown in (str(as_terminal_page(made, None)), as_markdown(made), page(made)):
         assert PUBLISHED in shown
         assert "3.60" in shown
         assert "9.90" not in shown

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transfer_cli.reports.compare import tasks
+from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import FINISHED, Report, Run, Rung
-from transfer_cli.reports.ladder import foretold, lines, loss_by_size
+from transfer_cli.reports.ladder import ladder_lines, loss_by_size, predict_run
 from transfer_cli.reports.page import page
-from transfer_cli.reports.scaling_law import NoLawError, fitted
+from transfer_cli.reports.scaling_law import NoLawError, fit_law
 from transfer_cli.reports.tables import as_json, as_markdown
 from transfer_cli.runs.results import Results
 
@@ -47,7 +47,7 @@ def run_of(depth, *, seed=0, noise=0.0, ratio=20, loss=None, more=(), **settings
 
 
 def ladder_of(runs):
-    [task] = tasks(runs)
+    [task] = compare_tasks(runs)
     return task.ladder
 
 
@@ -67,7 +67,7 @@ def test_a_law_without_noise_is_found(exponent):
     operations = [1e12 * depth**4.5 for depth in DEPTHS]
     losses = [1.5 + 4 * (amount / 1e14) ** -exponent for amount in operations]
 
-    fit = fitted(rungs(operations, losses))
+    fit = fit_law(rungs(operations, losses))
 
     expected = fit.predict(5e15, 1, 1)
     assert expected.loss == pytest.approx(1.5 + 4 * 50**-exponent, abs=0.01)
@@ -78,7 +78,7 @@ def test_parameters_and_tokens_each_have_their_exponent():
     sizes = [[size, size * ratio] for size in (1e5, 4e5, 1.6e6) for ratio in (5, 10, 20, 40)]
     losses = [1.7 + 400 * n**-0.34 + 410 * d**-0.28 for n, d in sizes]
 
-    fit = fitted(rungs([6 * n * d for n, d in sizes], losses, sizes))
+    fit = fit_law(rungs([6 * n * d for n, d in sizes], losses, sizes))
 
     assert fit.law.exponents[0] == pytest.approx([0.34, 0.28], rel=0.05)
     assert fit.predict(1e15, 4e6, 4e7).loss == pytest.approx(
@@ -91,7 +91,7 @@ def test_intervals_hold_what_comes_about_as_often_as_they_say():
     rng, operations = np.random.default_rng(3), np.repeat(1e12 * np.array(DEPTHS) ** 4.5, 3)
     within = []
     for _ in range(60):
-        fit = fitted(rungs(operations, law(operations) + rng.normal(0, 0.02, 12)))
+        fit = fit_law(rungs(operations, law(operations) + rng.normal(0, 0.02, 12)))
         expected = fit.predict(6e15, 1, 1)
         within.append(expected.low <= law(6e15) + rng.normal(0, 0.02) <= expected.high)
 
@@ -106,12 +106,12 @@ def test_intervals_hold_what_comes_about_as_often_as_they_say():
 )  # fmt: skip
 def test_no_law_is_claimed_where_none_holds(operations, losses):
     with pytest.raises(NoLawError):
-        fitted(rungs(operations, losses))
+        fit_law(rungs(operations, losses))
 
 
 def test_a_law_ends_at_ten_times_the_largest_run():
     operations = [1e12 * depth**4.5 for depth in DEPTHS]
-    fit = fitted(rungs(operations, [law(amount) for amount in operations]))
+    fit = fit_law(rungs(operations, [law(amount) for amount in operations]))
 
     fit.predict(9.9 * operations[-1], 1, 1)
     with pytest.raises(NoLawError):
@@ -149,7 +149,7 @@ def test_nothing_is_foretold_of_a_target_that_is_too_far_or_no_size():
     for ladder in (far, wide):
         assert ladder.law
         assert ladder.target.prediction is None
-        assert "no prediction" in [*lines(ladder)][1]
+        assert "no prediction" in [*ladder_lines(ladder)][1]
 
 
 @pytest.mark.parametrize("key", ["tokenizer__size", "data__length"])
@@ -165,7 +165,7 @@ def test_a_ladder_over_lengths_too_has_a_law_of_both():
 
     assert "(N/" in ladder_of(runs).law
     loss = pytest.approx(1 + 90 * 2e7**-0.3 + 200 * 4e8**-0.3, abs=0.02)
-    assert foretold(runs, 1e17, 2e7, 4e8).loss == loss
+    assert predict_run(runs, 1e17, 2e7, 4e8).loss == loss
     assert loss_by_size(runs)(2e7, 4e8) == loss
     assert loss_by_size(runs[::2]) is None
 
@@ -173,9 +173,9 @@ def test_a_ladder_over_lengths_too_has_a_law_of_both():
 def test_what_came_stands_beside_what_was_foretold_in_every_format():
     prediction = {"prediction": {"loss": 3.1, "low": 3.0, "high": 3.2}}
     target = run_of(7, loss=3.25, more=prediction.items(), sweep=None)
-    report = Report(tasks([*(run_of(depth) for depth in DEPTHS), target]))
+    report = Report(compare_tasks([*(run_of(depth) for depth in DEPTHS), target]))
 
-    said = [*lines(report.tasks[0].ladder)][-1]
+    said = [*ladder_lines(report.tasks[0].ladder)][-1]
     assert "came 3.250, 0.150 above, outside of" in said
     assert "came 3.250" in as_markdown(report)
     assert "came 3.250" in page(report)

@@ -17,7 +17,7 @@ from tests import reports
 from tests.fake_runs import write_run
 from transfer_cli.reports import sections
 from transfer_cli.reports.collect import collect
-from transfer_cli.reports.compare import tasks
+from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import (
     Comparison,
     Group,
@@ -424,7 +424,7 @@ def none_registered(monkeypatch):
 
 def report_of(folder):
     collected = collect([folder])
-    return Report(tasks(collected.runs), problems=tuple(collected.problems))
+    return Report(compare_tasks(collected.runs), problems=tuple(collected.problems))
 
 
 @pytest.fixture
@@ -523,6 +523,7 @@ def test_rows_columns_and_cells_have_an_end(run):
     assert section.count('scope="col"') == sections.MOST_COLUMNS
     assert "y" * (sections.MOST_CHARACTERS + 1) not in section
     assert "100 rows are left out." in section
+    assert "10 columns are left out." in section
 
 
 def test_hostile_pictures_are_left_out_with_the_reason(run):

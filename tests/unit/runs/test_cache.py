@@ -17,7 +17,7 @@ from tests.fake_runs import write_run
 from transfer_cli.errors import RunError
 from transfer_cli.runs import analyses, stored_analyses
 from transfer_cli.runs.analyses import write_analysis
-from transfer_cli.runs.cache import digest, kept, locked, new_entry
+from transfer_cli.runs.cache import digest, load_or_make, locked, new_entry
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.stored_analyses import read_analyses, read_picture
 from transfer_cli.safe_files import UnreadableError
@@ -36,7 +36,7 @@ def write(entry, content):
 
 
 def made(entry, content="new"):
-    return kept(entry, read, lambda: write(entry, content))
+    return load_or_make(entry, read, lambda: write(entry, content))
 
 
 def never():
@@ -81,7 +81,7 @@ def found_changed(entry, content):
     with new_entry(entry) as unfinished:
         (unfinished / FILE).write_bytes(LARGE)
     (entry / FILE).write_bytes(content)
-    return kept(entry, lambda entry: "unnoticed", lambda: "new") == "new"
+    return load_or_make(entry, lambda entry: "unnoticed", lambda: "new") == "new"
 
 
 @given(
@@ -169,8 +169,8 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
         return write(entry, "slow")
 
     threads = [
-        threading.Thread(target=lambda: contents.append(kept(entry, read, slow))),
-        threading.Thread(target=lambda: contents.append(kept(entry, read, never))),
+        threading.Thread(target=lambda: contents.append(load_or_make(entry, read, slow))),
+        threading.Thread(target=lambda: contents.append(load_or_make(entry, read, never))),
     ]
     threads[0].start()
     assert began.wait(60)
@@ -185,7 +185,7 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
 
 
 def asked(entry, writing, refusals):
-    return kept(entry, read, lambda: "computed", writing, refusals.append)
+    return load_or_make(entry, read, lambda: "computed", writing, refusals.append)
 
 
 def test_what_is_computed_is_written_and_found_again(tmp_path):
@@ -226,7 +226,7 @@ def test_an_error_of_whoever_computes_is_theirs(tmp_path):
         raise OSError(errno.EIO, "not of the cache")
 
     with pytest.raises(OSError, match="not of the cache"):
-        kept(tmp_path / "entry", read, fail, never, never)
+        load_or_make(tmp_path / "entry", read, fail, never, never)
 
 
 # --- analyses ------------------------------------------------------------------------------------

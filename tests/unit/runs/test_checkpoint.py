@@ -18,13 +18,13 @@ from transfer_cli.runs.checkpoint import (
     STATE,
     clear_leftovers,
     find_all,
-    keep_best,
     newest_good,
     prune,
     read_state,
     restore_best,
     verify,
     whole_best,
+    write_best,
 )
 
 WEIGHTS = "weights.safetensors"
@@ -40,7 +40,7 @@ def weights(content="weights"):
 
 
 def written(folder, step=7, state=STATE_OF_A_RUN, best=None):
-    path = folder / checkpoint.name(step)
+    path = folder / checkpoint.folder_name(step)
     checkpoint.write(path, step, weights(f"weights {step}"), state, best)
     return path
 
@@ -73,15 +73,15 @@ def test_a_state_is_read_as_it_was_written(tmp_path):
 
 
 def test_the_best_weights_are_kept_without_a_state(tmp_path):
-    keep_best(tmp_path / "best", 7, weights())
+    write_best(tmp_path / "best", 7, weights())
 
     assert {path.name for path in (tmp_path / "best").iterdir()} == {META, WEIGHTS}
 
 
 def test_writing_again_replaces_and_leaves_nothing_else(tmp_path):
-    keep_best(tmp_path / "best", 1, weights("old"))
+    write_best(tmp_path / "best", 1, weights("old"))
 
-    keep_best(tmp_path / "best", 2, weights("new"))
+    write_best(tmp_path / "best", 2, weights("new"))
 
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert (tmp_path / "best" / "weights.safetensors").read_text() == "new"
@@ -90,7 +90,7 @@ def test_writing_again_replaces_and_leaves_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path, moment):
-    keep_best(tmp_path / "best", 1, weights("old"))
+    write_best(tmp_path / "best", 1, weights("old"))
 
     def fail(folder):
         if moment == "after":
@@ -98,7 +98,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path,
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        keep_best(tmp_path / "best", 2, fail)
+        write_best(tmp_path / "best", 2, fail)
 
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert (tmp_path / "best" / "weights.safetensors").read_text() == "old"
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_is_being_written_is_not_there_yet(tmp_path):
     seen = []
 
     checkpoint.write(
-        tmp_path / checkpoint.name(7), 7, lambda folder: seen.extend(find_all(tmp_path)), {}
+        tmp_path / checkpoint.folder_name(7), 7, lambda folder: seen.extend(find_all(tmp_path)), {}
     )
 
     assert not seen
@@ -120,14 +120,14 @@ def test_a_checkpoint_that_is_being_written_is_not_there_yet(tmp_path):
 
 @given(st.lists(st.integers(0, 10**8 - 1), min_size=2, unique=True))
 def test_names_sort_as_their_steps_do(steps):
-    assert sorted(steps) == [int(name[5:]) for name in sorted(map(checkpoint.name, steps))]
+    assert sorted(steps) == [int(name[5:]) for name in sorted(map(checkpoint.folder_name, steps))]
 
 
 def test_complete_checkpoints_are_found_oldest_first(tmp_path):
     for step in (10, 2, 300):
         written(tmp_path, step)
     (tmp_path / "step-00000400").mkdir()  # a crash of the file system
-    keep_best(tmp_path / "best", 2, weights())
+    write_best(tmp_path / "best", 2, weights())
 
     assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [2, 10, 300]
 
@@ -135,7 +135,7 @@ def test_complete_checkpoints_are_found_oldest_first(tmp_path):
 def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
     written(tmp_path, 2)
     for other in ("step-two", "step-00000003.bak", "step-3"):
-        shutil.copytree(tmp_path / checkpoint.name(2), tmp_path / other)
+        shutil.copytree(tmp_path / checkpoint.folder_name(2), tmp_path / other)
 
     assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [2]
 
@@ -144,7 +144,7 @@ def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
 def test_pruning_keeps_the_newest_and_the_best(tmp_path, keep, left):
     for step in (1, 2, 3):
         written(tmp_path, step)
-    keep_best(tmp_path / "best", 1, weights())
+    write_best(tmp_path / "best", 1, weights())
 
     prune(tmp_path, keep, newest=3)
 
@@ -156,7 +156,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path, keep, left):
 def test_pruning_does_not_count_a_damaged_one(tmp_path, harm):
     for step in (1, 2, 3):
         written(tmp_path, step)
-    harm(tmp_path / checkpoint.name(2) / WEIGHTS)
+    harm(tmp_path / checkpoint.folder_name(2) / WEIGHTS)
 
     prune(tmp_path, 2, newest=3)
 
@@ -166,7 +166,7 @@ def test_pruning_does_not_count_a_damaged_one(tmp_path, harm):
 def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_path):
     for step in (4, 6, 5):  # 6 is damaged where sizes do not show it: the run was resumed from 4
         written(tmp_path, step)
-    flip(tmp_path / checkpoint.name(6) / WEIGHTS)
+    flip(tmp_path / checkpoint.folder_name(6) / WEIGHTS)
 
     prune(tmp_path, 1, newest=5)
 
@@ -177,9 +177,9 @@ def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_
 
 
 def test_a_checkpoint_takes_the_best_weights_along(tmp_path):
-    keep_best(tmp_path / "best", 3, weights("best of 3"))
+    write_best(tmp_path / "best", 3, weights("best of 3"))
     folder = written(tmp_path, 4, best=tmp_path / "best")
-    keep_best(tmp_path / "best", 5, weights("best of 5"))
+    write_best(tmp_path / "best", 5, weights("best of 5"))
     listed = json.loads((folder / META).read_text())["files"]
 
     restore_best(folder, tmp_path / "best", 3)
@@ -193,7 +193,7 @@ def test_a_checkpoint_takes_the_best_weights_along(tmp_path):
 
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
 def test_best_weights_that_are_damaged_or_gone_come_back_from_the_checkpoint(tmp_path, harm):
-    keep_best(tmp_path / "best", 3, weights("best of 3"))
+    write_best(tmp_path / "best", 3, weights("best of 3"))
     folder = written(tmp_path, 4, best=tmp_path / "best")
     path = tmp_path / "best" / WEIGHTS
     harm(path)
@@ -214,7 +214,7 @@ def places_of_best(folder):
 def test_no_two_that_are_needed_share_a_file_of_the_best_weights(tmp_path, keep):
     for step in range(1, 13):
         if step % 4 == 1:
-            keep_best(tmp_path / "best", step, weights(f"best of {step}"))
+            write_best(tmp_path / "best", step, weights(f"best of {step}"))
         written(tmp_path, step, best=tmp_path / "best")
         prune(tmp_path, keep, newest=step)
 
@@ -226,7 +226,7 @@ def test_no_two_that_are_needed_share_a_file_of_the_best_weights(tmp_path, keep)
 
 @pytest.mark.parametrize("victim", ["best", "step-00000003", "step-00000004"])
 def test_one_damaged_file_leaves_enough_to_go_on(tmp_path, victim, caplog):
-    keep_best(tmp_path / "best", 1, weights("best"))
+    write_best(tmp_path / "best", 1, weights("best"))
     for step in (2, 3, 4):
         written(tmp_path, step, best=tmp_path / "best")
         prune(tmp_path, 2, newest=step)
@@ -248,7 +248,7 @@ def test_one_damaged_file_leaves_enough_to_go_on(tmp_path, victim, caplog):
 
 
 def test_best_weights_of_which_every_copy_is_damaged_are_refused(tmp_path):
-    keep_best(tmp_path / "best", 1, weights("best"))
+    write_best(tmp_path / "best", 1, weights("best"))
     folder = written(tmp_path, 2, best=tmp_path / "best")
     for place in (tmp_path, folder):
         flip(place / "best" / WEIGHTS)
@@ -258,9 +258,9 @@ def test_best_weights_of_which_every_copy_is_damaged_are_refused(tmp_path):
 
 
 def test_the_best_weights_of_another_step_are_not_taken_for_them(tmp_path):
-    keep_best(tmp_path / "best", 1, weights("best of 1"))
+    write_best(tmp_path / "best", 1, weights("best of 1"))
     written(tmp_path, 2, best=tmp_path / "best")
-    keep_best(tmp_path / "best", 3, weights("best of 3"))
+    write_best(tmp_path / "best", 3, weights("best of 3"))
     for folder in (tmp_path, written(tmp_path, 4, best=tmp_path / "best")):
         flip(folder / "best" / WEIGHTS)
 
@@ -270,17 +270,17 @@ def test_the_best_weights_of_another_step_are_not_taken_for_them(tmp_path):
 
 @pytest.mark.parametrize("harm", [cut, Path.unlink])
 def test_a_checkpoint_takes_nothing_from_one_that_lacks_it(tmp_path, harm):
-    keep_best(tmp_path / "best", 1, weights("best"))
+    write_best(tmp_path / "best", 1, weights("best"))
     for step in (2, 3):
         written(tmp_path, step, best=tmp_path / "best")
-    harm(tmp_path / checkpoint.name(2) / "best" / WEIGHTS)
+    harm(tmp_path / checkpoint.folder_name(2) / "best" / WEIGHTS)
 
     verify(written(tmp_path, 4, best=tmp_path / "best"))
 
 
 @pytest.mark.parametrize("harm", [cut, Path.unlink])
 def test_best_weights_that_were_cut_or_lost_are_not_taken_along(tmp_path, harm):
-    keep_best(tmp_path / "best", 1, weights("best"))
+    write_best(tmp_path / "best", 1, weights("best"))
     first = written(tmp_path, 2, best=tmp_path / "best")
     harm(tmp_path / "best" / WEIGHTS)
 
@@ -295,7 +295,7 @@ def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
-    keep_best(tmp_path / "best", 3, weights("best of 3"))
+    write_best(tmp_path / "best", 3, weights("best of 3"))
     for step in (4, 5, 6):
         folder = written(tmp_path, step, best=tmp_path / "best")
 
@@ -307,7 +307,7 @@ def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
     def listed():
         return json.loads((tmp_path / "best" / META).read_text())["files"]
 
-    keep_best(tmp_path / "best", 3, weights())
+    write_best(tmp_path / "best", 3, weights())
     assert listed() is None
 
     written(tmp_path, 4, best=tmp_path / "best")
@@ -325,7 +325,7 @@ def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
 @pytest.mark.parametrize("name", [WEIGHTS, STATE, f"best/{WEIGHTS}"])
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
 def test_whatever_is_damaged_is_found_and_named(tmp_path, name, harm):
-    keep_best(tmp_path / "best", 3, weights())
+    write_best(tmp_path / "best", 3, weights())
     folder = written(tmp_path, best=tmp_path / "best")
     verify(folder)
 
@@ -341,10 +341,10 @@ def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, caplog)
     caplog.set_level(logging.WARNING)
     for step in (1, 2, 3, 4):
         written(tmp_path, step)
-    flip(tmp_path / checkpoint.name(4) / WEIGHTS)
-    (tmp_path / checkpoint.name(3) / STATE).unlink()
+    flip(tmp_path / checkpoint.folder_name(4) / WEIGHTS)
+    (tmp_path / checkpoint.folder_name(3) / STATE).unlink()
 
-    assert newest_good(tmp_path) == tmp_path / checkpoint.name(2)
+    assert newest_good(tmp_path) == tmp_path / checkpoint.folder_name(2)
 
     first, second = caplog.messages
     assert "step-00000004/weights.safetensors is damaged" in first
@@ -362,7 +362,7 @@ def test_where_all_are_damaged_nothing_is_made_up(tmp_path):
 
 
 def test_where_all_are_damaged_whole_best_weights_are_named_as_a_start(tmp_path):
-    keep_best(tmp_path / "best", 1, weights("best"))
+    write_best(tmp_path / "best", 1, weights("best"))
     flip(written(tmp_path, 2, best=tmp_path / "best") / STATE)
 
     with pytest.raises(CheckpointError, match=rf"init_from={tmp_path / 'best'}, or remove"):
@@ -398,7 +398,7 @@ def test_a_list_that_names_files_elsewhere_opens_none_of_them(tmp_path):
 
 
 def finished(folder):
-    with checkpoint.listed(folder, [WEIGHTS, "model.json"]):
+    with checkpoint.listing_files(folder, [WEIGHTS, "model.json"]):
         weights()(folder)
         (folder / "model.json").write_text("{}")
     (folder / "notes.txt").write_text("not of the model")
@@ -426,7 +426,7 @@ def test_a_file_that_is_not_on_the_list_is_refused(tmp_path):
 def test_while_listed_files_change_there_is_no_list(tmp_path):
     finished(tmp_path)
 
-    with checkpoint.listed(tmp_path, [WEIGHTS]):
+    with checkpoint.listing_files(tmp_path, [WEIGHTS]):
         assert not (tmp_path / META).exists()
 
     assert (tmp_path / META).exists()
@@ -463,10 +463,10 @@ def test_a_kill_at_any_moment_of_writing_leaves_the_old_one_or_the_new_one(tmp_p
     moment = 0
     for moment in range(1, 100):
         folder = tmp_path / str(moment)
-        keep_best(folder / "best", 1, weights("best"))
+        write_best(folder / "best", 1, weights("best"))
         written(folder, 4, best=folder / "best")
         step = 4 if again else 5
-        before = (folder / checkpoint.name(4) / STATE).read_bytes()
+        before = (folder / checkpoint.folder_name(4) / STATE).read_bytes()
         with pytest.MonkeyPatch.context() as patch:
             operations(patch, moment)
             try:
@@ -513,7 +513,7 @@ def test_a_folder_that_cannot_take_the_new_ones_place_leaves_the_old_one(tmp_pat
     with pytest.raises(RunError, match="cannot be written: Input/output error"):
         written(tmp_path, 4, {"progress": "later"})
 
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name(4)]
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.folder_name(4)]
     assert read_state(newest_good(tmp_path))["progress"] == STATE_OF_A_RUN["progress"]
 
 

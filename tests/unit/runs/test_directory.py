@@ -22,15 +22,15 @@ from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.runs import atomic, checkpoint, directory, locks
 from transfer_cli.runs.atomic import (
     append_json,
-    cut,
+    as_run_error,
     new_folder,
     replaced_file,
     replaced_folder,
+    truncate_file,
     write_text,
-    writing,
 )
 from transfer_cli.runs.checkpoint import newest_good, read_state
-from transfer_cli.runs.directory import RunDirectory, find_model
+from transfer_cli.runs.directory import RunDirectory, model_folders
 from transfer_cli.runs.locks import Lock, holder_of, is_held, is_shared
 from transfer_cli.runs.sweep import (
     JobState,
@@ -45,7 +45,7 @@ from transfer_cli.safe_files import UnreadableError
 
 def started(path):
     run = RunDirectory.create(path)
-    run.start("pretrain", "seed: 0\n", ["seed=0"], {"data": "text"}, {"torch": "2"})
+    run.write_start("pretrain", "seed: 0\n", ["seed=0"], {"data": "text"}, {"torch": "2"})
     return run
 
 
@@ -307,9 +307,9 @@ def with_model(tmp_path):
 def test_a_model_is_found_from_the_run_its_model_folder_and_its_checkpoints(tmp_path):
     run = with_model(tmp_path)
 
-    assert find_model(run.path, "init_from") == (run.model, run.model)
-    assert find_model(run.model, "init_from") == (run.model, run.model)
-    assert find_model(run.best, "init_from") == (run.best, run.model)
+    assert model_folders(run.path, "init_from") == (run.model, run.model)
+    assert model_folders(run.model, "init_from") == (run.model, run.model)
+    assert model_folders(run.best, "init_from") == (run.best, run.model)
 
 
 # --- locks ---------------------------------------------------------------------------------------
@@ -367,6 +367,24 @@ def test_one_of_two_machines_has_a_lock(tmp_path, shared, elsewhere):
     assert second.take()
     second.release()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_who_has_waited_for_a_lock_shows_that_it_lives(tmp_path, shared, elsewhere):
+    first, second = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+    elsewhere("one")
+    assert first.take()
+    elsewhere("two")
+    assert not second.take()
+    first.release()
+
+    assert second.take()
+
+    holder = holder_of(tmp_path / "lock")
+    taken, deadline = holder.stat().st_mtime, time.monotonic() + 10
+    while holder.stat().st_mtime == taken:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    second.release()
 
 
 def test_the_lock_of_a_machine_that_died_is_free_after_a_while(tmp_path, shared, elsewhere):
@@ -438,6 +456,17 @@ def test_a_network_disk_is_known_by_its_kind(tmp_path, monkeypatch, mounts, want
     monkeypatch.setattr(locks, "MOUNTS", table)
 
     assert is_shared(tmp_path / "run" / ".lock") is wanted
+
+
+@pytest.mark.parametrize("name", ["a b", "größer", "数据", "\udcff"])
+def test_a_network_disk_may_have_any_name(tmp_path, monkeypatch, name):
+    table, disk = tmp_path / "mounts", tmp_path / name
+    line = f"2 1 0:9 / {disk} rw - nfs4 there:/ rw\n".replace("a b", r"a\040b")
+    table.write_text(line, encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(locks, "MOUNTS", table)
+
+    assert is_shared(disk / ".lock")
+    assert not is_shared(tmp_path)
 
 
 @pytest.mark.parametrize("shared", ["no locks"], indirect=True)
@@ -534,7 +563,7 @@ def test_a_disk_whose_folders_cannot_be_flushed_is_written_all_the_same(tmp_path
 def test_what_the_disk_says_becomes_one_line_with_a_cure(tmp_path, number, cure):
     said = f"a cannot be written: {os.strerror(number)}. .*{cure}"
 
-    with pytest.raises(RunError, match=said), writing(tmp_path / "a"):
+    with pytest.raises(RunError, match=said), as_run_error(tmp_path / "a"):
         raise OSError(number, os.strerror(number))
 
 
@@ -613,11 +642,11 @@ def test_a_file_is_cut_to_the_size_that_it_had_and_never_made_longer(tmp_path):
     before = path.read_bytes()
     append_json(path, {"step": 2})
 
-    cut(path, len(before))
+    truncate_file(path, len(before))
     assert path.read_bytes() == before
 
-    cut(path, 10**6)
-    cut(tmp_path / "none", 3)
+    truncate_file(path, 10**6)
+    truncate_file(tmp_path / "none", 3)
     assert path.read_bytes() == before
     assert not (tmp_path / "none").exists()
 

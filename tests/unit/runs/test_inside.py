@@ -30,7 +30,7 @@ WRITERS = {
     "commands/export/export.py": NEW,
     "commands/presets.py": NEW,
     "commands/lr_find.py": NEW,
-    "commands/predict/predict.py": "beside what was typed: `_opened` asks `check_inside`",
+    "commands/predict/predict.py": "beside what was typed: `_open_output` asks `check_inside`",
     "commands/push.py": "an export in a folder for temporary files, which goes with the command",
     "data/fetch.py": OWN,
     "data/known_files.py": OWN,

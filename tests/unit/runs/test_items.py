@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.earlier_runs import UNDECLARED
+from transfer_cli.earlier_runs import UNDECLARED_METRICS
 from transfer_cli.metrics import Metric
 from transfer_cli.runs import items
-from transfer_cli.runs.class_scores import FEW, class_scores, confused
+from transfer_cli.runs.class_scores import MOST_LISTED, class_scores, describe_confusions
 from transfer_cli.runs.items import Item, read_items, shortened, write_items
-from transfer_cli.runs.results import Cost, Parameters, Results, Seen, merged
+from transfer_cli.runs.results import Cost, Parameters, Results, Seen, merged_metrics
 from transfer_cli.safe_files import UnreadableError
 from transfer_cli.tasks.tagging.task import measures
-from transfer_cli.training.console import by_class
+from transfer_cli.training.console import label_score_blocks
 
 ONE = Item("test", 3, "city", "river", 0.25, "Where ?", 1.5, 1)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -145,27 +145,27 @@ def test_entities_are_scored_by_type_and_tags_without_them_one_by_one():
 @pytest.mark.parametrize("table", [[[1]], "none", [["1"] * 4] * 4, [[-1] * 4] * 4, None])
 def test_damaged_counts_are_passed_over(table):
     assert class_scores([of("confusion", table), Results()], "test") == []
-    assert by_class(of("confusion", table), "test") == []
+    assert label_score_blocks(of("confusion", table), "test") == []
 
 
 def test_what_is_confused_most_often_is_said_with_its_share():
-    assert confused(LABELS, TABLE) == (
+    assert describe_confusions(LABELS, TABLE) == (
         "a taken for b 2 of 8 times (25 %); b taken for a 1 of 4 times (25 %); "
         "c taken for b 1 of 1 times (100 %)"
     )
-    assert confused(LABELS, [[0] * 4] * 4) == ""
+    assert describe_confusions(LABELS, [[0] * 4] * 4) == ""
 
 
 def test_of_many_labels_the_terminal_lists_the_worst_and_counts_the_others():
-    size = FEW + 5
+    size = MOST_LISTED + 5
     table = [[(row if row == column else 0) for column in range(size)] for row in range(1, size)]
     rows = [[0] * size, *table]
     rows[0][1] = 2  # the first is always taken for the second
     text = "\n".join(
-        map(str, by_class(of("confusion", rows, tuple(map(str, range(size)))), "test"))
+        map(str, label_score_blocks(of("confusion", rows, tuple(map(str, range(size)))), "test"))
     )
 
-    assert len(text.splitlines()) == 1 + FEW + 2
+    assert len(text.splitlines()) == 1 + MOST_LISTED + 2
     assert "5 labels more" in text
     assert "0 taken for 1 2 of 2 times (100 %)" in text
 
@@ -222,4 +222,7 @@ def test_damaged_declarations_are_left_out():
 def test_of_several_runs_the_first_declaration_counts():
     other = Metric("span_f1", higher_is_better=False)
 
-    assert merged(((SPAN_F1,), (other, UNDECLARED[0]))) == (SPAN_F1, UNDECLARED[0])
+    assert merged_metrics(((SPAN_F1,), (other, UNDECLARED_METRICS[0]))) == (
+        SPAN_F1,
+        UNDECLARED_METRICS[0],
+    )

@@ -11,19 +11,19 @@ CELLS = {"source": ["web", "mail", "web"], "year": ["1999", "2001", "2001"]}
 ITEM = {"label": "a", "predicted": "b", "probability": 0.5, "text": "", "loss": 1.0, "targets": 1}
 
 
-def members(**said):
-    return Slice(**said).members("test", TEXTS, CELLS.__getitem__).tolist()
+def mask(**said):
+    return Slice(**said).mask("test", TEXTS, CELLS.__getitem__).tolist()
 
 
 def test_examples_are_in_it_that_fulfil_all_that_is_said():
-    assert members(length=(0, 3)) == [True, False, True]  # "?" is no word, "7" is
-    assert members(length=(4, 6)) == [False, True, False]
-    assert members(length=(2, None)) == [True, True, False]
-    assert members(regex=r"\d|who") == [False, True, True]
-    assert members(word="how") == [False, True, False]
-    assert members(word="how", length=(0, 3)) == [False, False, False]
-    assert members(column="source", value="web") == [True, False, True]
-    assert members(column="year", value=2001, length=(2, None)) == [False, True, False]
+    assert mask(length=(0, 3)) == [True, False, True]  # "?" is no word, "7" is
+    assert mask(length=(4, 6)) == [False, True, False]
+    assert mask(length=(2, None)) == [True, True, False]
+    assert mask(regex=r"\d|who") == [False, True, True]
+    assert mask(word="how") == [False, True, False]
+    assert mask(word="how", length=(0, 3)) == [False, False, False]
+    assert mask(column="source", value="web") == [True, False, True]
+    assert mask(column="year", value=2001, length=(2, None)) == [False, True, False]
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ def rows_of(*predicted):
 def test_what_an_earlier_run_had_wrong(items):
     path = items([*rows_of("a", "b", "a"), ({"split": "validation", "index": 0}, {})])
 
-    assert members(file=path) == [False, True, False]
+    assert mask(file=path) == [False, True, False]
 
 
 def test_the_items_of_other_examples_are_refused(items):
     with pytest.raises(DataError, match="is of 2 examples of test, and here are 3; have it"):
-        members(file=items(rows_of("a", "b")))
+        mask(file=items(rows_of("a", "b")))
     with pytest.raises(DataError, match="nowhere cannot be read"):
-        members(file="nowhere")
+        mask(file="nowhere")
 
 
 def test_no_examples_are_no_error():
     cell = {"column": "source", "value": "web"}
     for said in ({"length": (0, 3)}, {"regex": "a"}, {"word": "a"}, cell):
-        mask = Slice(**said).members("test", [], lambda name: [])
-        assert (mask.shape, mask.dtype) == ((0,), np.bool_)
+        examples = Slice(**said).mask("test", [], lambda name: [])
+        assert (examples.shape, examples.dtype) == ((0,), np.bool_)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.sweeping import run
-from transfer_cli.config.flags import parse
+from transfer_cli.config.flags import parse_request
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
 from transfer_cli.sweeps import processes
@@ -115,7 +115,7 @@ def test_a_job_that_was_lost_has_failed(submitit):
 
 
 def test_a_job_whose_time_is_up_is_saved_and_begun_again(submitit, monkeypatch, tmp_path):
-    jobs = Jobs("pretrain", print, parse([]), lambda job, error: "", list, print, makes_runs=True,
+    jobs = Jobs("pretrain", print, parse_request([]), lambda *_: "", list, print, makes_runs=True,
                 sweep_dir=tmp_path / "mine", on_cluster=True)  # fmt: skip
     job, there, again = SweepJob(0, ("seed=2",), ("seed=2",)), JobThere(jobs), []
     submitit.commands = [["sleep", "60"], ["true"]]

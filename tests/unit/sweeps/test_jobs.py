@@ -14,14 +14,14 @@ from omegaconf import OmegaConf
 import conf
 from tests.sweeping import run
 from transfer_cli.config.conf_folder import conf_dir
-from transfer_cli.config.flags import parse
+from transfer_cli.config.flags import parse_request
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, PrunedError, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepRequest
 from transfer_cli.sweeps import jobs as working
-from transfer_cli.sweeps.grid import say_what_changes_the_data
+from transfer_cli.sweeps.grid import log_data_changes
 from transfer_cli.sweeps.local import Shares, settings_of
-from transfer_cli.sweeps.multirun import latest
+from transfer_cli.sweeps.multirun import latest_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +80,30 @@ def test_a_failed_job_does_not_stop_the_others():
     assert reported == [jobs.done[1]]
 
 
+def test_a_job_that_another_command_has_taken_is_no_failure(monkeypatch):
+    claim = SweepDirectory.claim
+    monkeypatch.setattr(
+        SweepDirectory,
+        "claim",
+        lambda self, number: claim(self, number) if number else contextlib.nullcontext(),
+    )
+
+    configs, _, _ = run(["-m", "seed=1,2", "sweep.on_error=stop", "run.dir=mine"])
+
+    assert [config.seed for config in configs] == [2]
+
+
 def test_a_stopped_job_stops_the_sweep():
     configs, jobs, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
 
     assert len(configs) == 1
     assert str(jobs.stopped) == "asked to"
+
+
+@pytest.mark.parametrize("key", ["run.dir", "run.root"])
+def test_a_folder_that_hydra_cannot_read_ends_in_a_line(key):
+    with pytest.raises(ConfigError, match=rf"^{key}=a\(b: a value with special characters"):
+        run(["-m", "seed=1,2", f"{key}=a(b"])
 
 
 @pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
@@ -365,12 +384,12 @@ def test_all_schemes_are_every_preset_of_adaptation_that_needs_no_more():
 
 
 def test_a_preset_is_looked_at_without_a_sweep(capsys):
-    request = parse(["sweep=lr", "--cfg", "job"])
+    request = parse_request(["sweep=lr", "--cfg", "job"])
 
     assert not request.multirun
-    assert not parse(["sweep=lr", "--job", "word"]).multirun
-    assert not parse(["sweep=null"]).multirun
-    assert parse(["sweep=lr"]).multirun
+    assert not parse_request(["sweep=lr", "--job", "word"]).multirun
+    assert not parse_request(["sweep=null"]).multirun
+    assert parse_request(["sweep=lr"]).multirun
 
 
 # --- settings of a sweep -------------------------------------------------------------------------
@@ -391,7 +410,7 @@ def test_the_defaults_are_fine():
 )
 def test_jobs_share_the_cores(monkeypatch, workers, devices, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("transfer_cli.sweeps.local.cores", lambda: 8)
+    monkeypatch.setattr("transfer_cli.sweeps.local.available_cores", lambda: 8)
 
     assert Shares(settings(workers=workers), devices, gpus=[]).threads == threads
 
@@ -422,10 +441,10 @@ def _sweeps(tmp_path):
 def test_the_latest_sweep_of_the_same_words_goes_on(tmp_path):
     words = ("seed=0,1", "adaptation=lora")
 
-    assert latest(tmp_path, "finetune", words) == tmp_path / "new"
-    assert latest(tmp_path, "pretrain", words) is None
-    assert latest(tmp_path, "finetune", ("seed=0,1",)) is None
-    assert latest(tmp_path / "nowhere", "finetune", words) is None
+    assert latest_sweep(tmp_path, "finetune", words) == tmp_path / "new"
+    assert latest_sweep(tmp_path, "pretrain", words) is None
+    assert latest_sweep(tmp_path, "finetune", ("seed=0,1",)) is None
+    assert latest_sweep(tmp_path / "nowhere", "finetune", words) is None
 
 
 # --- grids ---------------------------------------------------------------------------------------
@@ -433,7 +452,7 @@ def test_the_latest_sweep_of_the_same_words_goes_on(tmp_path):
 
 def said_of(caplog, *configs):
     with caplog.at_level(logging.INFO):
-        say_what_changes_the_data([OmegaConf.create(config) for config in configs])
+        log_data_changes([OmegaConf.create(config) for config in configs])
     return caplog.messages
 
 

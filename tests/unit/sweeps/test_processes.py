@@ -7,13 +7,13 @@ import threading
 import pytest
 
 from tests.sweeping import Recorder
-from transfer_cli.config.flags import parse
+from transfer_cli.config.flags import parse_request
 from transfer_cli.errors import DivergedError, PrunedError, StoppedError
-from transfer_cli.runs.environment import processes_of, visible_gpus
+from transfer_cli.runs.environment import num_processes, visible_gpus
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
 from transfer_cli.sweeps import processes
 from transfer_cli.sweeps.jobs import Jobs
-from transfer_cli.sweeps.processes import OUTCOMES, SideBySide, environment_of
+from transfer_cli.sweeps.processes import OUTCOMES, SideBySide, job_environment
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ def test_the_driver_says_which_gpus_there_are():
 
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
-    ("given", "gpus"), [("2,0", ["2", "0"]), ("GPU-5ab", ["GPU-5ab"]), ("", []), ("-1", [])]
+    ("given", "gpus"),
+    [("2,0", ["2", "0"]), ("GPU-5ab", ["GPU-5ab"]), ("", []), ("-1", []), ("2,-1,0", ["2"])],
 )
 def test_gpus_that_were_chosen_are_dealt_out_alone(monkeypatch, given, gpus):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
@@ -53,7 +54,7 @@ def test_a_driver_that_fails_means_no_gpu(monkeypatch):
     [(0, 1, "a"), (1, 1, "b"), (2, 1, "c"), (3, 1, "a"), (0, 2, "a,b"), (1, 2, "c,a")],
 )
 def test_each_worker_has_gpus_of_its_own_as_far_as_there_are_any(slot, gpus_each, mine):
-    assert environment_of(slot, 4, ["a", "b", "c"], gpus_each)["CUDA_VISIBLE_DEVICES"] == mine
+    assert job_environment(slot, 4, ["a", "b", "c"], gpus_each)["CUDA_VISIBLE_DEVICES"] == mine
 
 
 def test_an_exit_code_says_what_became_of_a_job():
@@ -71,7 +72,7 @@ def test_an_exit_code_says_what_became_of_a_job():
 def test_a_job_has_its_threads_whoever_runs_beside_it(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
 
-    assert environment_of(0, 2, [], 1)["OMP_NUM_THREADS"] == "2"
+    assert job_environment(0, 2, [], 1)["OMP_NUM_THREADS"] == "2"
 
 
 @pytest.mark.slow
@@ -123,10 +124,10 @@ def test_what_jobs_warn_of_is_said_once_and_their_output_kept(tmp_path, monkeypa
 def side_of(folder):
     """Return what runs the jobs of a sweep, one at a time."""
     jobs = Jobs(
-        "pretrain", Recorder(), parse([]), print, lambda config: (), print, makes_runs=True,
+        "pretrain", Recorder(), parse_request([]), print, lambda config: (), print, makes_runs=True,
         sweep_dir=folder,
     )  # fmt: skip
-    return SideBySide(jobs, workers=1, gpus=[], gpus_each=1, threads=1, stops=False)
+    return SideBySide(jobs, workers=1, gpus=[], gpus_each=1, threads=1, stop_on_error=False)
 
 
 def stopped(folder, monkeypatch, tell):
@@ -181,4 +182,4 @@ def test_a_job_that_starts_while_its_sweep_is_told_to_stop_is_told(tmp_path, mon
 def test_auto_is_a_process_for_each_visible_gpu(monkeypatch, devices, device, gpus, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
 
-    assert processes_of(devices, device) == expected
+    assert num_processes(devices, device) == expected

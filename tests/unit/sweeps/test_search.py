@@ -200,6 +200,7 @@ def test_a_study_of_another_search_is_refused(words, said):
         search("sweep.trials=2", "resume=auto", *words)
 
     assert str(error.value).startswith("sweep.study: mine/study.db is of another search: ")
+    assert SweepDirectory(Path("mine")).read_request().objective == "validation/error_rate"
     assert said in str(error.value)
     assert len(study().trials) == 1
 

@@ -2,7 +2,7 @@ import pytest
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.atomic import write_json
-from transfer_cli.sweeps.trial import WARM_UP, open_study, trial_file, trial_of
+from transfer_cli.sweeps.trial import WARM_UP_TRIALS, open_study, trial_file, trial_of
 
 pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
 
@@ -46,11 +46,11 @@ def test_a_damaged_file_makes_no_trial(tmp_path, content):
 @pytest.mark.parametrize(
     ("finished", "direction", "step", "value", "hopeless"),
     [
-        (WARM_UP, "minimize", 10, 90.0, True),
-        (WARM_UP, "maximize", 10, 1.0, True),
-        (WARM_UP, "minimize", 10, 49.0, False),
-        (WARM_UP, "minimize", 20, 20.0, False),
-        (WARM_UP - 1, "minimize", 10, 99.0, False),  # before there is a median
+        (WARM_UP_TRIALS, "minimize", 10, 90.0, True),
+        (WARM_UP_TRIALS, "maximize", 10, 1.0, True),
+        (WARM_UP_TRIALS, "minimize", 10, 49.0, False),
+        (WARM_UP_TRIALS, "minimize", 20, 20.0, False),
+        (WARM_UP_TRIALS - 1, "minimize", 10, 99.0, False),  # before there is a median
     ],
 )
 def test_what_is_far_behind_the_median_is_hopeless(

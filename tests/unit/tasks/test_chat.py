@@ -11,9 +11,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.chat_template import ChatTemplate, chatml, with_end
+from transfer_cli.data.chat_template import ChatTemplate, chatml, with_end_token
 from transfer_cli.errors import DataError
-from transfer_cli.interop.vocabulary import chat_template_in, read_tokenizer
+from transfer_cli.interop.vocabulary import read_chat_template, read_tokenizer
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
@@ -108,8 +108,8 @@ def folder_of(tmp_path_factory):
 def written(folder, turns, length=10_000, **options):
     """Return conversations, encoded by the template of a folder, with its tokenizer."""
     tokenizer = read_tokenizer(folder)
-    template = chat_template_in(folder)
-    task = ChatTask(**options).written_by(lambda: with_end(template, tokenizer))
+    template = read_chat_template(folder)
+    task = ChatTask(**options).written_by(lambda: with_end_token(template, tokenizer))
     examples = [ChatExample(messages) for messages in turns]
     return task.encode(examples, tokenizer, length, "causal"), task
 
@@ -243,7 +243,7 @@ READ = {
 def loaded(path, rows, **options):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     source = Conversations(train=str(path), **options)
-    return source.given(path.parent).splits["train"]
+    return source.given_splits(path.parent).splits["train"]
 
 
 @pytest.mark.parametrize("form", READ)
@@ -295,17 +295,30 @@ HOSTILE = {
 
 @pytest.mark.parametrize("fault", HOSTILE)
 def test_a_hostile_template_is_refused(fault):
-    with ChatTemplate(HOSTILE[fault]).opened() as render, pytest.raises(DataError) as refused:
+    with (
+        ChatTemplate(HOSTILE[fault]).open_renderer() as render,
+        pytest.raises(DataError) as refused,
+    ):
         render(TURNS)
 
     assert "\n" not in str(refused.value)
 
 
 def test_a_template_that_loops_is_stopped(monkeypatch):
-    monkeypatch.setattr("transfer_cli.data.chat_template.SECONDS", 0)
+    monkeypatch.setattr("transfer_cli.data.chat_template.MAX_SECONDS", 0)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
-    with ChatTemplate(loops).opened() as render, pytest.raises(DataError, match="more than 0 s"):
+    with (
+        ChatTemplate(loops).open_renderer() as render,
+        pytest.raises(DataError, match="more than 0 s"),
+    ):
+        render(TURNS)
+
+
+def test_a_template_whose_process_ends_is_not_called_slow(monkeypatch):
+    monkeypatch.setattr("transfer_cli.data.chat_template._SANDBOX", "no_such_module")
+
+    with ChatTemplate("").open_renderer() as render, pytest.raises(DataError, match="ended with 1"):
         render(TURNS)
 
 
@@ -329,7 +342,7 @@ def test_tools_and_their_turns_reach_the_template():
     source = "{{ tools[0].name }}|{% for turn in messages %}{{ turn | tojson }}{% endfor %}"
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
 
-    with ChatTemplate(source).opened() as render:
+    with ChatTemplate(source).open_renderer() as render:
         text = render([call, {"role": "tool", "content": "1"}], [{"name": "f"}]).text
 
     assert text.startswith(
@@ -340,7 +353,7 @@ def test_tools_and_their_turns_reach_the_template():
 def test_chatml_marks_turns_with_tokens_of_its_own(folder_of):
     tokenizer = read_tokenizer(folder_of("llama2")).with_added(["<|im_start|>", "<|im_end|>"])
 
-    assert with_end(chatml(), tokenizer).end == "<|im_end|>"
+    assert with_end_token(chatml(), tokenizer).end == "<|im_end|>"
 
 
 @pytest.mark.parametrize("generate", [True, False])

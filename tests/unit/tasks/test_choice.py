@@ -103,6 +103,16 @@ def test_a_folder_of_race_is_read_in_the_order_of_its_names(tmp_path):
     assert [example.context for example in examples] == ["10.txt", "10.txt", "2.txt", "2.txt"]
 
 
+def test_a_folder_of_parquet_files_is_one_table(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    row = {"context": "C", "choices": ["a", "b"], "label": 1}
+    for name in ("0", "1"):
+        parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
+
+    assert read_examples(tmp_path, "auto") == 2 * [ChoiceExample("C", ["a", "b"], "", 1)]
+
+
 def test_what_follows_the_context_is_the_question_and_a_choice():
     assert list(ChoiceExample("C", ["a", "b"], "Q ?").endings()) == ["Q ? a", "Q ? b"]
     assert list(ChoiceExample("C", ["a", "b"]).endings()) == ["a", "b"]

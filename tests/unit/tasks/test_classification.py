@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from transfer_cli.commands.predict.reading import Columns, rows_of
+from transfer_cli.commands.predict.reading import Columns, read_rows
 from transfer_cli.commands.predict.writing import Submitted
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.split import Split, TextStats, some_of
+from transfer_cli.data.split import Split, TextStats, subsample
 from transfer_cli.data.table import open_table
 from transfer_cli.data.wanted import LABEL, Chosen, Wanted
 from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews
 from transfer_cli.tasks import classification
-from transfer_cli.tasks.base import by_example, task_of
-from transfer_cli.tasks.classification import ClassificationTask, right_by_words
+from transfer_cli.tasks.base import build_task, rows_by_example
+from transfer_cli.tasks.classification import ClassificationTask, num_right_by_words
 from transfer_cli.tasks.glue import TASKS, Glue
 from transfer_cli.tasks.regression import RegressionTask
 
@@ -29,9 +29,9 @@ TASK = ClassificationTask(("no", "yes", "maybe"))
 
 
 def test_a_model_of_before_has_labels_alone():
-    assert task_of(None, ("no", "yes", "maybe"), "task") == TASK
-    assert task_of(None, (), "task") is None
-    assert task_of(TASK.as_node(), TASK.labels, "task") == TASK
+    assert build_task(None, ("no", "yes", "maybe"), "task") == TASK
+    assert build_task(None, (), "task") is None
+    assert build_task(TASK.as_node(), TASK.labels, "task") == TASK
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_model_of_before_has_labels_alone():
 )  # fmt: skip
 def test_a_node_that_names_no_task_is_refused_by_its_key(target):
     with pytest.raises(ConfigError, match=r"^task"):
-        task_of({"_target_": target}, ("a", "b"), "task")
+        build_task({"_target_": target}, ("a", "b"), "task")
 
 
 def test_an_answer_is_the_likeliest_label_with_rounded_probabilities():
@@ -87,7 +87,7 @@ class Windows:
 def test_rows_are_put_together_by_example_in_order():
     rows = {row: {"said": row} for row in (5, 1, 0, 3, 4)}
 
-    groups = by_example(Windows(), rows)
+    groups = rows_by_example(Windows(), rows)
 
     assert {example: list(group) for example, group in groups.items()} == {0: [0, 1], 2: [3, 4, 5]}
 
@@ -95,8 +95,8 @@ def test_rows_are_put_together_by_example_in_order():
 def test_some_examples_are_scored_with_all_their_windows():
     split = Split("train", Windows(), example_of=Windows.example_of)
 
-    assert some_of(split, 2).order.tolist() == [0, 1, 3, 4, 5]
-    assert some_of(split, 3) is split
+    assert subsample(split, 2).order.tolist() == [0, 1, 3, 4, 5]
+    assert subsample(split, 3) is split
 
 
 # --- runs that learnt nothing ------------------------------------------------------------------
@@ -164,13 +164,13 @@ def texts(count, word_of_label, seed=0):
 def test_where_a_word_tells_the_label_all_are_right():
     mountain = ("Everest", "sea", "city")
 
-    assert right_by_words(texts(60, mountain), texts(30, mountain, seed=1), 3) == 30
+    assert num_right_by_words(texts(60, mountain), texts(30, mountain, seed=1), 3) == 30
 
 
 def test_where_words_say_nothing_it_is_right_by_chance():
     nothing = ("word", "word")
 
-    right = right_by_words(texts(200, nothing), texts(1000, nothing, seed=1), 2)
+    right = num_right_by_words(texts(200, nothing), texts(1000, nothing, seed=1), 2)
 
     assert 400 < right < 600
 
@@ -183,27 +183,27 @@ def test_pairs_of_words_count_too():
         pair = ["not", "good"] if number % 2 else ["good", "not"]
         train.append(Example(" ".join([*words_, *pair, *words_]), number % 2))
 
-    assert right_by_words(train, [Example("not good", 1), Example("good not", 0)], 2) == 2
+    assert num_right_by_words(train, [Example("not good", 1), Example("good not", 0)], 2) == 2
 
 
 def test_a_word_of_the_second_text_is_another_one():
     train = [Example("yes", 0, pair="no"), Example("no", 1, pair="yes")] * 10
 
-    assert right_by_words(train, train[:2], 2) == 2
+    assert num_right_by_words(train, train[:2], 2) == 2
 
 
 def test_the_commonest_label_is_what_remains_without_any_word():
     train = [Example("?", 1)] * 3 + [Example("!", 0)]
 
-    assert right_by_words(train, [Example("...", 1), Example("", 0)], 2) == 1
+    assert num_right_by_words(train, [Example("...", 1), Example("", 0)], 2) == 1
 
 
 def test_order_and_repetition_of_the_call_change_nothing():
     train, scored = texts(60, ("a", "of", "old")), texts(300, ("a", "of", "old"), seed=1)
-    first = right_by_words(train, scored, 3)
+    first = num_right_by_words(train, scored, 3)
 
-    assert right_by_words(train, scored, 3) == first
-    assert abs(right_by_words(train[::-1], scored, 3) - first) <= 1
+    assert num_right_by_words(train, scored, 3) == first
+    assert abs(num_right_by_words(train[::-1], scored, 3) - first) <= 1
 
 
 def test_of_many_labels_the_vocabulary_is_small(monkeypatch):
@@ -211,7 +211,7 @@ def test_of_many_labels_the_vocabulary_is_small(monkeypatch):
     train = texts(60, ("Everest", "sea", "city"))
 
     # The two most frequent words say nothing.
-    assert right_by_words(train, train, 3) < 60
+    assert num_right_by_words(train, train, 3) < 60
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_ten_thousand_short_texts_take_seconds():
     train = texts(10_000, ("Everest", "sea", "city"))
     began = time.process_time()
 
-    right_by_words(train, train[:1000], 3)
+    num_right_by_words(train, train[:1000], 3)
 
     assert time.process_time() - began < 5
 
@@ -402,12 +402,12 @@ def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(tas
     columns = Columns(Chosen(text, pair, LABEL), keep=False, task=record, submission=submission)
     layout = Layout("tab", None, header=True)
     with open_table(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
-        rows = list(rows_of(table, columns, pytest.fail))
+        rows = list(read_rows(table, columns, pytest.fail))
     answers = Submitted(out, columns)
-    answers.write_window([answers.placed(row) for row in rows], said)
+    answers.write_window([answers.with_place(row) for row in rows], said)
 
     expected = [labels[-1]] * 2 if labels else ["5.000", "2.460"]
-    assert submission.name_of(f"GLUE/{test}") == name
+    assert submission.answers_file_name(f"GLUE/{test}") == name
     assert out.getvalue() == f"index\tprediction\n0\t{expected[0]}\n1\t{expected[1]}\n"
     records = out.getvalue().splitlines(keepends=True)[1:]
     assert all(map(answers.is_for, rows, records))
@@ -418,6 +418,10 @@ def test_the_answers_to_three_test_sets_of_mnli_are_told_apart_by_name():
     submission = Glue(task="mnli", folder="").submission()
 
     tests = ("test_matched.tsv", "test_mismatched.tsv", "diagnostic.tsv")
-    assert [submission.name_of(test) for test in tests] == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
+    assert [submission.answers_file_name(test) for test in tests] == [
+        "MNLI-m.tsv",
+        "MNLI-mm.tsv",
+        "AX.tsv",
+    ]
     with pytest.raises(ConfigError, match=r"'test\.tsv' is called neither 'mismatched', 'matched'"):
-        submission.name_of("test.tsv")
+        submission.answers_file_name("test.tsv")

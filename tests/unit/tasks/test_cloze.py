@@ -21,7 +21,7 @@ from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.runs.slices import Slice
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.cloze.pattern import ClozePattern, words_of_labels
+from transfer_cli.tasks.cloze.pattern import ClozePattern, label_words
 from transfer_cli.tasks.cloze.task import Cloze, ClozeTask
 
 WORDS = "who is the mayor of a river place person about : . , ( )"
@@ -66,8 +66,8 @@ def test_a_pattern_is_for_one_text_or_for_two():
 
 
 def test_labels_without_words_are_words_themselves():
-    assert words_of_labels({}, ["a", "b"], "words") == (("a",), ("b",))
-    assert words_of_labels({"a": "one", "b": ["two", "three"]}, ["a", "b"], "words") == (
+    assert label_words({}, ["a", "b"], "words") == (("a",), ("b",))
+    assert label_words({"a": "one", "b": ["two", "three"]}, ["a", "b"], "words") == (
         ("one",), ("two", "three"),
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_labels_without_words_are_words_themselves():
 )
 def test_words_that_do_not_fit_the_labels_are_refused(typed, message):
     with pytest.raises(ConfigError, match=message):
-        words_of_labels(typed, ["NUM", "LOC"], "prompt.words")
+        label_words(typed, ["NUM", "LOC"], "prompt.words")
 
 
 def test_words_that_are_typed_win_over_those_of_the_data():
@@ -95,8 +95,8 @@ def test_words_that_are_typed_win_over_those_of_the_data():
 
 
 def test_the_space_before_a_gap_is_part_of_its_word():
-    apart = ClozePattern("{text} is {mask}").token_of(BYTES, "river")
-    joined = ClozePattern("{text} ({mask}").token_of(BYTES, ")")
+    apart = ClozePattern("{text} is {mask}").word_token(BYTES, "river")
+    joined = ClozePattern("{text} ({mask}").word_token(BYTES, ")")
 
     assert BYTES.pieces([apart]) == ["Ġriver"]
     assert BYTES.pieces([joined]) == [")"]
@@ -104,12 +104,12 @@ def test_the_space_before_a_gap_is_part_of_its_word():
 
 def test_a_word_of_several_tokens_is_refused_with_words_like_it():
     with pytest.raises(ConfigError, match=r"objective.words: 'rivers' is no single token"):
-        ClozePattern("{text} {mask}").token_of(PIECES, "rivers")
+        ClozePattern("{text} {mask}").word_token(PIECES, "rivers")
 
 
 def test_a_word_without_a_token_is_refused():
     with pytest.raises(ConfigError, match="'漢' is no single token"):
-        ClozePattern("{text} {mask}").token_of(PIECES, "漢")
+        ClozePattern("{text} {mask}").word_token(PIECES, "漢")
 
 
 def test_two_labels_with_one_word_are_refused():

@@ -18,15 +18,15 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.replies import replies
+from transfer_cli.objectives.replies import generate_replies
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.dialog.task import (
     DialogExample,
     Dialogs,
     DialogTask,
     NextUtterance,
+    parse_turn,
     read_turns,
-    turn_of,
 )
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.testing.claims import randomize
@@ -186,6 +186,11 @@ def test_training_turns_have_as_many_candidates_as_asked_and_never_the_right_one
     assert {len(turn.choices) for turn in load(0, None)[0]} == {5}
 
 
+def test_a_length_without_room_for_a_reply_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match="is 3, too short for a reply; raise it"):
+        encoded(DialogExample([], ["a"], ["x", "y"], 0), tokenizer, length=3)
+
+
 def test_a_dialog_is_held_out_with_all_its_turns(tmp_path):
     path = tmp_path / "turns.jsonl"
     rows = [
@@ -234,7 +239,7 @@ def test_a_turn_of_the_released_file_is_named_by_its_place(tmp_path):
 
 
 def test_one_candidate_can_be_asked_about():
-    assert turn_of({"history": ["a"], "candidates": ["x"]}, "x").choices == ["x"]
+    assert parse_turn({"history": ["a"], "candidates": ["x"]}, "x").choices == ["x"]
 
 
 def test_the_sample_gives_nothing_away():
@@ -320,7 +325,9 @@ def test_what_is_said_follows_from_the_context_alone(asked):
     tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
     begin = torch.tensor([5, 3])
 
-    answers = replies(model, tokens, segment, begin, most=6, pick=lambda logits: logits.argmax(1))
+    answers = generate_replies(
+        model, tokens, segment, begin, max_tokens=6, pick=lambda logits: logits.argmax(1)
+    )
 
     for row in range(2):
         so_far, speakers = tokens[row, : begin[row]], segment[row, : begin[row]]
@@ -338,8 +345,8 @@ def test_a_reply_ends_with_the_positions_of_the_model(asked):
     _, model, batch, _ = asked
     tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
 
-    answers = replies(
-        model, tokens, segment, torch.tensor([tokens.shape[1]] * 2), most=60,
+    answers = generate_replies(
+        model, tokens, segment, torch.tensor([tokens.shape[1]] * 2), max_tokens=60,
         pick=lambda logits: logits.argmax(1),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.equal_texts import folded, nearly_equal, united
+from transfer_cli.data.equal_texts import fold_text, nearly_equal, union_keys
 from transfer_cli.data.known_texts import TaskText
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.choice.task import Choices
@@ -37,22 +37,23 @@ from transfer_cli.tasks.text_to_text.task import TextPairsTable
     ],
 )
 def test_texts_are_equal_but_for_capitals_white_space_and_form(one, other):
-    assert folded(one) == folded(other)
+    assert fold_text(one) == fold_text(other)
 
 
 @given(st.text())
 def test_a_folded_text_is_folded(text):
-    assert folded(folded(text)) == folded(text)
+    assert fold_text(fold_text(text)) == fold_text(text)
 
 
 def test_accents_marks_and_the_order_of_a_pair_tell_texts_apart():
     assert (
-        len({folded(text) for text in ("cafe", "caf\u00e9", "cafe.", ("a", "b"), ("b", "a"))}) == 5
+        len({fold_text(text) for text in ("cafe", "caf\u00e9", "cafe.", ("a", "b"), ("b", "a"))})
+        == 5
     )
 
 
 def test_what_either_key_has_in_common_is_one():
-    keys = united("aabcd", "12233")
+    keys = union_keys("aabcd", "12233")
     assert keys[0] == keys[1] == keys[2] != keys[3] == keys[4]
 
 
@@ -155,10 +156,10 @@ KINDS = {
 def equal_in(example):
     """Return what the examples of `KINDS` have in common, folded."""
     if hasattr(example, "persona"):
-        return folded((*example.persona, example.history[0]))
+        return fold_text((*example.persona, example.history[0]))
     if hasattr(example, "context"):
-        return folded(example.context)
-    return folded(
+        return fold_text(example.context)
+    return fold_text(
         (getattr(example, "source", None) or example.text, getattr(example, "pair", "") or "")
     )
 

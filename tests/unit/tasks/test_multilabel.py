@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.data.label_names import joined_by
+from transfer_cli.data.label_names import label_separator
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.objectives.base import TaskInfo
@@ -20,7 +20,7 @@ from transfer_cli.tasks.multilabel import (
     LabelsTable,
     Multilabel,
     MultilabelTask,
-    best_threshold,
+    best_f1_threshold,
 )
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
@@ -88,7 +88,7 @@ def test_answers_of_other_labels_are_not_combined(other, said):
     ],
 )
 def test_a_threshold_has_the_highest_f1(shares, given, threshold):
-    best = best_threshold(np.array(shares), np.array(given, dtype=bool))
+    best = best_f1_threshold(np.array(shares), np.array(given, dtype=bool))
 
     assert best == pytest.approx(threshold)
 
@@ -104,7 +104,7 @@ def test_no_threshold_is_better_than_the_one_that_is_fitted():
             said = shares > threshold
             return 2 * (said & given).sum() / (said.sum() + given.sum())
 
-        best = f1(best_threshold(shares, given))
+        best = f1(best_f1_threshold(shares, given))
         assert best >= max(f1(eighths / 8 - 1 / 16) for eighths in range(1, 9))
 
 
@@ -235,7 +235,7 @@ def test_the_sample_has_each_label_and_texts_without_any():
     ],
 )
 def test_joined_labels_are_told_from_names_with_commas(labels, mark):
-    assert joined_by(labels) == mark
+    assert label_separator(labels) == mark
 
 
 def test_a_table_of_joined_labels_is_told_of_the_task_for_them(load, caplog):

@@ -110,6 +110,13 @@ def test_a_number_for_each_text_is_read_and_its_unit_noted(load):
     assert sorted(example.value for example in (*train, *held_out)) == [n / 8 for n in range(200)]
 
 
+def test_equal_numbers_among_few_labels_have_the_unit_1(load):
+    data = load(*(f"text {n},{int(n == 50)}" for n in range(100)), labelled=4)
+
+    assert len({example.value for example in data.splits["train"]}) == 1
+    assert data.task["scale"] == 1
+
+
 def test_each_fifth_of_the_numbers_loses_as_many_rows(load):
     held_out = load(*ROWS, labelled=20).splits["validation"]
 

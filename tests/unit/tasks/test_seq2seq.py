@@ -11,7 +11,7 @@ from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.batch import IGNORE, with_facts
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.encoder_decoder import backbone_of
+from transfer_cli.model.encoder_decoder import build_backbone
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.text_to_text.seq2seq import Seq2Seq
@@ -120,7 +120,7 @@ def test_a_text_as_long_as_a_stack_is_read_and_written_as_a_whole():
     batch = {"tokens": tokens, "mask": torch.ones_like(tokens).bool(), "index": torch.arange(2)}
     objective = Seq2Seq(noise="infilling")
     objective.setup(TaskInfo(TOKENIZER))
-    objective.modules(backbone_of(tiny.shape(direction="encoder_decoder", positions=30), 80))
+    objective.modules(build_backbone(tiny.shape(direction="encoder_decoder", positions=30), 80))
 
     made = objective.prepare(batch, NOISE)
 

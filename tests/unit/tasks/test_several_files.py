@@ -43,7 +43,7 @@ def write(tmp_path, monkeypatch):
 
 def given(source, *splits):
     """Return examples with their labels, of all splits or of some."""
-    data = source.given(None)
+    data = source.given_splits(None)
     return [
         (example.text, data.labels[example.label])
         for split in splits or data.splits
@@ -85,7 +85,7 @@ def test_several_files_of_any_kind_are_read_like_one(name, way, write):
     parts = [write(f"parts/{place}.{suffix}", text) for place, text in enumerate(halves(kind))]
     train = {"list": parts, "glob": f"parts/*.{suffix}", "folder": "parts"}[way]
 
-    one, several = (SOURCES[name](train=files).given(None) for files in (whole, train))
+    one, several = (SOURCES[name](train=files).given_splits(None) for files in (whole, train))
 
     assert several.splits == one.splits
     assert several.labels == one.labels
@@ -95,11 +95,19 @@ def test_several_files_of_any_kind_are_read_like_one(name, way, write):
 def test_persona_chats_files_bring_their_splits_along(write):
     parts = [write(f"{place}.json", text) for place, text in enumerate(halves(KINDS["dialog"]))]
 
-    data = Dialogs(train=parts).given(None)
+    data = Dialogs(train=parts).given_splits(None)
 
     assert {split: len(turns) for split, turns in data.splits.items()} == {
         "train": 96, "validation": 24
     }  # fmt: skip
+
+
+def test_a_test_set_in_persona_chats_file_is_its_validation_turns(write):
+    file = write("a.json", KINDS["dialog"].text())
+
+    splits = Dialogs(train=file, test=file).given_splits(None).splits
+
+    assert splits["test"] == splits["validation"] != splits["train"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +142,7 @@ def test_files_that_are_no_one_table_are_refused(train, message, write, tmp_path
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(DataError, match=message):
-        Table(train=train, validation=validation).given(None)
+        Table(train=train, validation=validation).given_splits(None)
 
 
 def test_columns_that_were_typed_are_read_of_files_that_differ_in_others(write):
@@ -153,23 +161,23 @@ def test_a_row_is_known_by_its_file_and_line(write, caplog):
     write("c.csv", [("a", "new", "x")], ("text", "label", "source"))
     table = Table(train=["a.csv", "b.csv"])
 
-    data = table.given(None)
+    data = table.given_splits(None)
     cells = data.column("train", "source")
 
     assert (cells[0], cells[-2:]) == ("web", ["web", "mail"])
     assert "labels that not each of the 2 files has: 'yes' (a.csv alone)" in caplog.text
     assert data.source("train") == "a.csv and 1 more"
     with pytest.raises(DataError, match=r"^c\.csv, line 2: a new label, 'new'"):
-        Table(train=["b.csv", "c.csv"]).whole(ANY).numbered_as(data.labels)
+        Table(train=["b.csv", "c.csv"]).as_input_split(ANY).with_label_numbers(data.labels)
     with pytest.raises(DataError, match=r"^c\.csv, line 2: the label 'new' of test"):
-        Table(train="a.csv", test=["b.csv", "c.csv"]).given(None)
+        Table(train="a.csv", test=["b.csv", "c.csv"]).given_splits(None)
 
 
 def test_what_is_left_out_of_files_is_one_line(write, caplog):
     write("a.csv", [*ROWS, ("none", ""), ("none", "")])
     write("b.csv", [*ROWS, ("no", "x", "y")])
 
-    Table(train=["a.csv", "b.csv"], errors="skip").given(None)
+    Table(train=["a.csv", "b.csv"], errors="skip").given_splits(None)
 
     assert [record.getMessage() for record in caplog.records] == [
         "a.csv: 2 of 42 rows left out: empty label, lines 42, 43; "
@@ -195,8 +203,8 @@ def test_an_instruction_is_read_with_its_input(write):
     write("a.jsonl", row + row.replace('"a house"', "null"))
 
     with pytest.raises(DataError, match=re.escape("data.text=[instruction,input]")):
-        TextPairsTable(train="a.jsonl").given(None)
-    data = TextPairsTable(train="a.jsonl", text=("instruction", "input")).given(None)
+        TextPairsTable(train="a.jsonl").given_splits(None)
+    data = TextPairsTable(train="a.jsonl", text=("instruction", "input")).given_splits(None)
 
     assert [(example.source, example.target) for example in data.splits["train"]] == [
         ("Say it a house", "ein Haus"), ("Say it", "ein Haus"),
@@ -209,16 +217,16 @@ def test_an_instruction_is_read_with_its_input(write):
 def test_spellings_are_joined_under_the_commonest_and_of_two_the_first():
     counts = {"b-c": 1, "B C": 2, "é": 3, "E": 3, "x": 9}
 
-    names = LabelRules(merge=True, least=1).learnt(counts, "a")
+    names = LabelRules(merge=True, least=1).learnt_names(counts, "a")
 
     assert names == {"b-c": "B C", "B C": "B C", "é": "é", "E": "é", "x": "x"}
-    assert LabelRules(least=1).learnt(counts, "a") == {label: label for label in counts}
+    assert LabelRules(least=1).learnt_names(counts, "a") == {label: label for label in counts}
 
 
 def test_the_spellings_of_tickets_are_twelve_labels(write):
     def loaded(**options):
         path = write("a.csv", [(f'"{text}"', label) for text, label in tickets.rows()])
-        return Table(train=path, **options).given(None)
+        return Table(train=path, **options).given_splits(None)
 
     assert len(loaded().labels) == 22
     assert loaded(merge_labels=True).labels == tuple(sorted(names[0] for names in tickets.LABELS))
@@ -245,8 +253,8 @@ def test_what_is_rare_is_kept_dropped_or_joined_in_all_splits(
     write("t.csv", [("c letter", "letter"), ("c fax", "fax")])
 
     table = Table(train="a.csv", test="t.csv", **options)
-    data = table.given(None)
-    scored = Table(train="t.csv", **options).whole(ANY).numbered_as(data.labels)
+    data = table.given_splits(None)
+    scored = Table(train="t.csv", **options).as_input_split(ANY).with_label_numbers(data.labels)
 
     assert data.labels == labels
     assert len(data.splits["train"]) == train
@@ -258,7 +266,7 @@ def test_what_is_rare_is_kept_dropped_or_joined_in_all_splits(
 def test_a_rare_label_of_several_leaves_its_row(write):
     write("a.csv", [("x", "a|b"), ("y", "A"), ("z", "a|c"), ("q", "b|d")])
 
-    data = LabelsTable(train="a.csv", merge_labels=True, rare="drop", least=2).given(None)
+    data = LabelsTable(train="a.csv", merge_labels=True, rare="drop", least=2).given_splits(None)
 
     assert data.labels == ("a", "b")
     assert [example.label for example in data.splits["train"]] == [(0, 1), (0,), (0,), (1,)]
@@ -269,4 +277,4 @@ def test_rare_labels_alone_are_refused(rare, write):
     write("a.csv")
 
     with pytest.raises(DataError, match=r"2 of its 2 labels have fewer than data\.least=21"):
-        Table(train="a.csv", rare=rare, least=21).given(None)
+        Table(train="a.csv", rare=rare, least=21).given_splits(None)

@@ -10,10 +10,10 @@ from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.similarity.contrastive import (
     Contrastive,
-    ordered_as_scores,
-    ranked_among_others,
+    cosent_loss,
+    multiple_negatives_loss,
 )
-from transfer_cli.tasks.similarity.retrieval import retrieval
+from transfer_cli.tasks.similarity.retrieval import retrieval_measures
 from transfer_cli.tasks.similarity.task import (
     InferenceTable,
     PairExample,
@@ -38,7 +38,7 @@ def test_each_anchor_is_told_its_own_text_among_those_of_all():
     texts[3, 1] = texts[0, 1]  # the own text of two anchors
     texts[2, 0] = texts[1, 0]  # an anchor with two texts
 
-    losses = ranked_among_others(VECTORS_NKD, texts, scale=20.0)
+    losses = multiple_negatives_loss(VECTORS_NKD, texts, scale=20.0)
 
     for row in range(4):
         candidates = [(r, k) for k in (1, 2) for r in range(4) if texts[r, k] >= 0]
@@ -55,7 +55,7 @@ def test_each_anchor_is_told_its_own_text_among_those_of_all():
 def test_cosines_are_ordered_as_scores_are():
     cosines, scores = torch.tensor([0.5, 0.1, 0.9, 0.3]), torch.tensor([1.0, 0.0, 0.5, 0.5])
 
-    loss = ordered_as_scores(cosines, scores, scale=20.0)
+    loss = cosent_loss(cosines, scores, scale=20.0)
 
     wrong = [
         np.exp(20 * float(cosines[j] - cosines[i]))
@@ -64,7 +64,7 @@ def test_cosines_are_ordered_as_scores_are():
         if scores[i] > scores[j]
     ]
     assert float(loss) == pytest.approx(np.log(1 + sum(wrong)), rel=1e-5)
-    assert float(ordered_as_scores(cosines, torch.ones(4), 20.0)) == 0  # nothing to order
+    assert float(cosent_loss(cosines, torch.ones(4), 20.0)) == 0  # nothing to order
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_is_found_of_known_vectors():
     documents_MD = np.array([[1, 0], [1, 0.5], [1, 1], [0, 1]], dtype=np.float32)
     queries_QD = np.array([[1, 0.01], [0.01, 1]], dtype=np.float32)
 
-    measures = retrieval(queries_QD, documents_MD, [{0, 2}, {2}])
+    measures = retrieval_measures(queries_QD, documents_MD, [{0, 2}, {2}])
 
     best = 1 + 1 / np.log2(3)
     assert measures == {
@@ -152,7 +152,7 @@ def test_what_is_found_of_known_vectors():
 def test_vectors_that_are_all_the_same_find_nothing():
     same = np.ones((40, 3), dtype=np.float32)
 
-    measures = retrieval(same, same, [{n} for n in range(40)])
+    measures = retrieval_measures(same, same, [{n} for n in range(40)])
 
     assert measures == {
         "mrr": pytest.approx(1 / 40),
@@ -169,7 +169,7 @@ def test_vectors_that_are_all_the_same_find_nothing():
 def read(tmp_path):
     def call(content, kind=PairsTable, **options):
         (tmp_path / "own.csv").write_text(content)
-        return kind(train=str(tmp_path / "own.csv"), header=True, **options).given(None)
+        return kind(train=str(tmp_path / "own.csv"), header=True, **options).given_splits(None)
 
     return call
 

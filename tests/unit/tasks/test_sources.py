@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
-from transfer_cli.config.models import listed_models, place_of
+from transfer_cli.config.models import expand_short_name, listed_models
 from transfer_cli.data.labelled import Example, TaskData
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks import trec
 from transfer_cli.tasks.multilabel import LabelsTable
 from transfer_cli.tasks.regression import NumberTable
 from transfer_cli.tasks.samples import EmbeddedSample
-from transfer_cli.tasks.sources import hold_out, keep_few
+from transfer_cli.tasks.sources import hold_out, hold_out_groups, keep_few
+from transfer_cli.tasks.span.task import SpanExample, SpanTask
 from transfer_cli.tasks.table import Table
 from transfer_cli.tasks.trec import Trec
 
@@ -157,6 +158,14 @@ def test_without_equal_texts_the_draw_is_that_of_before_there_were_groups():
 
     assert hold_out(strata, 0.15, 3, "") == {1, 11, 33, 34, 35, 39, 48, 53, 55}
     assert keep_few(strata, 8, 3, "") == ({4, 5, 7, 22, 34, 44, 45, 48}, set())
+
+
+def test_a_share_of_too_few_groups_says_how_many_there_are():
+    task = SpanTask()
+    examples = [SpanExample(f"Who {n} ?", "One text", ("One",), 0) for n in range(40)]
+
+    with pytest.raises(DataError, match=r"\(1 groups that stay together of 1 classes\)"):
+        hold_out_groups(task, examples, 0.1, 0, "here", None)
 
 
 def test_few_label_subsets_have_the_proportions_of_the_whole():
@@ -340,7 +349,7 @@ def test_the_sample_questions_are_a_task():
 def test_a_short_name_stands_for_a_commit_of_the_hub(name):
     model = listed_models()[name]
 
-    assert re.fullmatch(r"hf:[\w-]+/[\w.-]+@[0-9a-f]{40}", place_of(name))
+    assert re.fullmatch(r"hf:[\w-]+/[\w.-]+@[0-9a-f]{40}", expand_short_name(name))
     assert model.kind in ("encoder", "decoder")
     assert re.fullmatch(r"\d+(\.\d)?M", model.size)
     assert model.sha256 is None or re.fullmatch("[0-9a-f]{64}", model.sha256)
@@ -352,6 +361,6 @@ def test_a_folder_of_the_same_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "minilm").mkdir()
 
-    assert place_of("minilm") == "minilm"
-    assert place_of("./gpt2") == "./gpt2"
-    assert place_of("gpt2").startswith("hf:openai-community/gpt2@")
+    assert expand_short_name("minilm") == "minilm"
+    assert expand_short_name("./gpt2") == "./gpt2"
+    assert expand_short_name("gpt2").startswith("hf:openai-community/gpt2@")

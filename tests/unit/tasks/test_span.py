@@ -12,7 +12,7 @@ import pytest
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks import scoring
-from transfer_cli.tasks.base import by_example
+from transfer_cli.tasks.base import rows_by_example
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.span.task import NO_ANSWER, SpanExample, SpanTask, Squad
 from transfer_cli.tasks.span.windows import (
@@ -53,14 +53,14 @@ def tokenizer(request):
     ],
 )
 def test_known_answers_have_their_scores(given, said, exact, f1):
-    assert scoring.exact(given, said) == exact
-    assert scoring.f1(given, said) == pytest.approx(f1)
+    assert scoring.exact_match(given, said) == exact
+    assert scoring.word_f1(given, said) == pytest.approx(f1)
 
 
 def test_answers_of_which_nothing_is_left_do_not_count():
-    assert scoring.normalised("The U.S.A.!") == "usa"
-    assert scoring.best_of(scoring.f1, ("the", "Rome"), "") == 0
-    assert scoring.best_of(scoring.f1, ("the", "!"), "") == 1
+    assert scoring.normalise_answer("The U.S.A.!") == "usa"
+    assert scoring.best_score(scoring.word_f1, ("the", "Rome"), "") == 0
+    assert scoring.best_score(scoring.word_f1, ("the", "!"), "") == 1
 
 
 def official(golds, prediction):
@@ -115,7 +115,10 @@ def test_random_answers_are_scored_as_the_official_script_does():
     for _ in range(1000):
         golds, said = [text() for _ in range(draw.randrange(4))], text()
 
-        scores = [scoring.best_of(score, golds, said) for score in (scoring.exact, scoring.f1)]
+        scores = [
+            scoring.best_score(score, golds, said)
+            for score in (scoring.exact_match, scoring.word_f1)
+        ]
 
         assert scores == pytest.approx(official(golds, said))
 
@@ -129,7 +132,7 @@ def test_the_threshold_is_the_best_of_all_that_could_be():
         def total(threshold, margins=margins, answered=answered, unanswered=unanswered):
             return np.where(margins > threshold, unanswered, answered).sum()
 
-        best = scoring.best_threshold(margins, answered, unanswered)
+        best = scoring.best_null_threshold(margins, answered, unanswered)
 
         assert total(best) == max(total(candidate) for candidate in np.arange(-6, 6, 0.5))
 
@@ -167,14 +170,14 @@ def test_a_piece_belongs_to_the_window_with_most_context():
     ("length", "question", "step"), [(384, 64, 128), (512, 64, 128), (60, 10, 20)]
 )
 def test_rows_of_384_tokens_are_cut_as_berts(tokenizer, length, question, step):
-    layout = RowLayout.of(tokenizer, "bidirectional", length)
+    layout = RowLayout.for_length(tokenizer, "bidirectional", length)
 
     assert (layout.question, layout.step, layout.room) == (question, step, length - 3)
 
 
 def test_a_window_that_is_no_longer_than_a_step_is_refused(tokenizer):
     with pytest.raises(ConfigError, match=r"data\.step is 20 and data\.question_length is 15"):
-        RowLayout.of(tokenizer, "bidirectional", 38, 15, 20)
+        RowLayout.for_length(tokenizer, "bidirectional", 38, 15, 20)
 
 
 def encoded(tokenizer, examples, length=26, direction="bidirectional", **options):
@@ -194,7 +197,7 @@ def oracle(data, margin=10.0):
         score = 2 * margin if is_own else 0.0
         null = 2 * margin if span[0] == window[NULL] else 0.0
         rows[row] = {"start": [best[0]], "end": [best[1]], "score": [score], "null": null}
-    return by_example(data, rows)
+    return rows_by_example(data, rows)
 
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])

@@ -17,8 +17,14 @@ from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.files import TaggedFiles
 from transfer_cli.tasks.tagging.readers import TagColumns, sentences
-from transfer_cli.tasks.tagging.schemes import may_follow, viterbi
-from transfer_cli.tasks.tagging.task import TagExample, TaggingTask, measures, owners, windows_of
+from transfer_cli.tasks.tagging.schemes import allowed_transitions, viterbi
+from transfer_cli.tasks.tagging.task import (
+    TagExample,
+    TaggingTask,
+    measures,
+    owned_words,
+    word_windows,
+)
 
 PERSON = ("O", "B-PER", "I-PER")
 TYPES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -108,13 +114,13 @@ def test_scores_equal_those_of_seqeval():
     ],
 )
 def test_a_scheme_is_recognised(tags, scheme):
-    assert schemes.scheme_of([row.split() for row in tags]) == (scheme, "")
+    assert schemes.detect_scheme([row.split() for row in tags]) == (scheme, "")
 
 
 def test_a_few_entities_without_a_beginning_are_told_of():
     rows = [["B-PER", "I-PER"], ["B-LOC"], ["O", "I-LOC"]]
 
-    scheme, warning = schemes.scheme_of(rows)
+    scheme, warning = schemes.detect_scheme(rows)
 
     assert scheme == "bio"
     assert warning.startswith("1 of 3 entities begin with I-")
@@ -146,7 +152,7 @@ def as_iob1(tags):
 
 def test_iob1_to_bio_and_back_is_the_identity_on_valid_tags():
     draw = random.Random(1)
-    allowed = may_follow(TYPES)
+    allowed = allowed_transitions(TYPES)
     for _ in range(200):
         tags, last = [], -1
         for _ in range(draw.randint(1, 9)):
@@ -168,7 +174,7 @@ def test_labels_are_sorted_and_each_type_can_begin():
 
 def test_decoding_equals_brute_force_and_is_never_invalid():
     draw = np.random.default_rng(0)
-    allowed = may_follow(TYPES)
+    allowed = allowed_transitions(TYPES)
     paths = [path for path in itertools.product(range(5), repeat=5)
              if allowed[[-1, *path[:-1]], path].all()]  # fmt: skip
     for _ in range(30):
@@ -180,10 +186,10 @@ def test_decoding_equals_brute_force_and_is_never_invalid():
 def test_a_valid_argmax_is_the_answer():
     task = TaggingTask(PERSON)
 
-    assert task.decoded([[0.1, 0.5, 0.4], [0.1, 0.4, 0.5]]) == ["B-PER", "I-PER"]
-    assert task.decoded([[0.1, 0.4, 0.5], [0.1, 0.4, 0.5]]) == ["B-PER", "I-PER"]
-    assert task.decoded([[0.9, 0.0, 0.1], [0.3, 0.2, 0.5]]) == ["O", "O"]
-    assert task.decoded([]) == []
+    assert task.decode([[0.1, 0.5, 0.4], [0.1, 0.4, 0.5]]) == ["B-PER", "I-PER"]
+    assert task.decode([[0.1, 0.4, 0.5], [0.1, 0.4, 0.5]]) == ["B-PER", "I-PER"]
+    assert task.decode([[0.9, 0.0, 0.1], [0.3, 0.2, 0.5]]) == ["O", "O"]
+    assert task.decode([]) == []
 
 
 # ---------------------------------------------------------------------------------- windows
@@ -194,8 +200,8 @@ def test_every_word_belongs_to_one_window_and_stands_furthest_from_its_edges():
     for room in range(8, 65, 7):
         for stride in (None, 0, 1, 3, 100):
             sizes = [draw.randint(1, 5) for _ in range(draw.randint(1, 120))]
-            windows = windows_of(sizes, room, stride)
-            owned = owners(len(sizes), windows)
+            windows = word_windows(sizes, room, stride)
+            owned = owned_words(len(sizes), windows)
 
             assert [word for words in owned for word in words] == [*range(len(sizes))]
             assert all(sum(sizes[first:past]) <= room for first, past in windows)
@@ -394,6 +400,7 @@ def entity(start, end, label="LOC"):
 CUT = (
     ([entity(3, 5)], "'Ro' (3 to 5) cuts the word 'Rome'"),
     ([entity(4, 7)], "'ome' (4 to 7) cuts the word 'Rome'"),
+    ([entity(0, 5)], "'In Ro' (0 to 5) cuts the word 'Rome'"),
     ([entity(3, 9)], "is from 3 to 9, which is no part"),
     ([entity(0, 7), entity(3, 7)], "share the word 'Rome'"),
     ([{}], "line 1: an entity is {}, expected"),
@@ -412,6 +419,7 @@ CUT = (
         ("a.conll", "a O\nb O\n", {}, "all words have the tag 'O'"),
         ("a.conll", "a B-X\nb PER\n", {}, "line 2: the tag 'PER' is neither O nor one of B-TYPE"),
         ("a.conll", "a S-X\nb B-X\nc O\n", {}, "line 2: B-X is followed by O, as no entity"),
+        ("a.conll", "a B-X\nb L-X\nc M-X\n", {}, "line 2: L-X is followed by M-X, as no"),
         ("a.conll", "a X\nb O\n", {"tag": "upos"}, "data.tag=upos is a column of CoNLL-U"),
         ("a.conllu", "1\ta\n", {"tag": "upos"}, "line 1: 2 columns parted by tabs"),
         ("a.conllu", "x\t" * 9 + "x\n", {"tag": "upos"}, "line 1: the first column is 'x'"),

@@ -9,7 +9,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.columns import choose
+from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import ConfigError, DataError
@@ -24,8 +24,8 @@ from transfer_cli.tasks.text_to_text.corruption import (
     NOISES,
     Marks,
     SpanCorruption,
-    noise_of,
-    partition,
+    build_noise,
+    random_partition,
 )
 from transfer_cli.tasks.text_to_text.task import (
     PrefixLM,
@@ -177,28 +177,30 @@ def test_measures_are_those_of_the_libraries_and_rouge_l_is_that_of_rouge_score(
         ["rouge1", "rouge2", "rougeL"]
     )
 
-    scores = measures.measured(GIVEN, SAID)
+    scores = measures.text_measures(GIVEN, SAID)
 
     assert scores["bleu"] == sacrebleu.corpus_bleu(SAID, [GIVEN]).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(SAID, [GIVEN]).score
     for ours, theirs in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
         expected = [scorer.score(*pair)[theirs].fmeasure for pair in zip(GIVEN, SAID, strict=True)]
         assert scores[ours] == pytest.approx(sum(expected) / len(expected), abs=1e-12)
-    assert [metric.name for metric in measures.declared()] == [*scores]
+    assert [metric.name for metric in measures.declared_metrics()] == [*scores]
     assert measures.signatures()["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
 
 
 def test_words_of_other_alphabets_count_too():
     pytest.importorskip("rouge_score")
 
-    assert measures.measured(["кошка спит"], ["Кошка не спит"])["rouge_1"] == pytest.approx(0.8)
+    assert measures.text_measures(["кошка спит"], ["Кошка не спит"])["rouge_1"] == pytest.approx(
+        0.8
+    )
 
 
 def test_without_the_libraries_our_own_measures_are_left(monkeypatch):
     monkeypatch.setattr(measures, "find_spec", lambda name: None)
 
-    assert [*measures.measured(GIVEN, SAID)] == ["exact_match", "rouge_l"]
-    assert [metric.name for metric in measures.declared()] == ["exact_match", "rouge_l"]
+    assert [*measures.text_measures(GIVEN, SAID)] == ["exact_match", "rouge_l"]
+    assert [metric.name for metric in measures.declared_metrics()] == ["exact_match", "rouge_l"]
     assert measures.signatures() == {}
 
 
@@ -214,7 +216,7 @@ def test_without_the_libraries_our_own_measures_are_left(monkeypatch):
 def test_columns_are_found_by_usual_names(columns, typed, expected):
     rows = [{name: f"{name} {number}" for name in columns} for number in range(30)]
 
-    chosen = choose(columns, rows, typed, "a.csv")
+    chosen = choose_columns(columns, rows, typed, "a.csv")
 
     assert (chosen.text, chosen.label, chosen.pair) == (*expected, None)
 
@@ -272,7 +274,7 @@ def test_source_and_target_give_a_text_back_and_hide_the_share_that_is_asked():
         assert hidden.pop([*hidden][-1]) == []
         assert all(hidden.values())
         assert source[0] == text[0]
-        assert len(source) + len(target) == how.grown(len(text))
+        assert len(source) + len(target) == how.max_total_tokens(len(text))
         share = sum(map(len, hidden.values())) / len(text)
         assert abs(share - 0.15) <= max(1 / len(text), 0.5 if len(text) < 4 else 0)
 
@@ -280,7 +282,7 @@ def test_source_and_target_give_a_text_back_and_hide_the_share_that_is_asked():
 def test_every_partition_is_equally_likely():
     draws = np.random.default_rng(0).random((3000, 5))
 
-    counts = Counter(tuple(partition(5, 3, row)) for row in draws)
+    counts = Counter(tuple(random_partition(5, 3, row)) for row in draws)
 
     assert len(counts) == 6  # 4 gaps, of which 2 are cut
     assert all(sum(parts) == 5 and min(parts) > 0 for parts in counts)
@@ -291,7 +293,7 @@ MASK, DOT = 3, 4
 
 
 def noisy(kind, text, seed=0, **options):
-    how = noise_of(kind, options.get("rate"), options.get("mean_length", 3.0))
+    how = build_noise(kind, options.get("rate"), options.get("mean_length", 3.0))
     draws = np.random.default_rng(seed).random((len(text), 4))
     return how.source_and_target(text, Marks(mask=MASK, ends={DOT}), draws)
 
@@ -356,7 +358,7 @@ def test_mass_hides_one_span_of_half_of_the_text_token_by_token():
 def test_source_and_target_are_no_longer_than_said_at_any_share(kind, length):
     text = list(range(10, 10 + length))
     for rate in [None] if kind == "permutation" else [None, 0.01, 0.5, 0.99]:
-        how = noise_of(kind, rate, 1.0)
+        how = build_noise(kind, rate, 1.0)
         for seed in range(20):
             draws = np.random.default_rng(seed).random((max(length, 1), 4))
             marks = Marks(range(1000, 1100), MASK, {DOT})
@@ -369,10 +371,10 @@ def test_source_and_target_are_no_longer_than_said_at_any_share(kind, length):
 
 def test_sentences_end_behind_their_pieces_and_the_token_that_ends_lines():
     words = WordPiece(size=80).make(lambda: iter(["one two . three ! (four ?) e.g. no-one"] * 3))
-    marks = noise_of("permutation", None, 3.0).marks(words)
+    marks = build_noise("permutation", None, 3.0).marks(words)
 
     assert {words.decode([token]) for token in marks.ends} == {".", "!", "?", "[SEP]"}
-    assert noise_of("mass", None, 3.0).marks(words).mask == words.mask
+    assert build_noise("mass", None, 3.0).marks(words).mask == words.mask
 
 
 def at_work(direction="causal", positions=40, tokenizer=WITH_SENTINELS, **options):

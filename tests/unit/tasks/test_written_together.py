@@ -6,10 +6,10 @@ import torch
 
 from tests import tiny
 from tests.unit.tasks.test_seq2seq import PAIRS, TOKENIZER
-from transfer_cli.model.encoder_decoder import backbone_of
+from transfer_cli.model.encoder_decoder import build_backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.tasks.text_to_text.seq2seq import Seq2Seq, apart
+from transfer_cli.tasks.text_to_text.seq2seq import Seq2Seq, split_source_and_target
 from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
 
 MOST = 7
@@ -25,7 +25,7 @@ def at_work(direction, beams):
     models = []
     for seed, depth in enumerate((2, 3)):
         shape = tiny.shape(direction=direction, positions=24, depth=depth)
-        backbone = backbone_of(shape, TOKENIZER.size)
+        backbone = build_backbone(shape, TOKENIZER.size)
         models.append(TransferModel(backbone, objective.modules(backbone)).eval())
         tiny.lively(models[-1], seed)
     sources = [task.unlabelled(pair) for pair in PAIRS]
@@ -46,7 +46,7 @@ def read_anew(objective, models, batch, said):
     view = {"tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool), "prefix": prefix}
     view["segment"] = (torch.arange(tokens.shape[1])[None] >= prefix[:, None]).long()
     if isinstance(objective, Seq2Seq):
-        view = apart(view, TOKENIZER.pad)
+        view = split_source_and_target(view, TOKENIZER.pad)
     shares = [
         model.heads["lm"](
             Encoding(model, view).top[:, -1], model.backbone.token_embedding.weight
@@ -75,7 +75,7 @@ def slowly(objective, models, batch, end):
         return torch.stack([read_anew(objective, models, batch, text) for text in texts])
 
     first = read_anew(objective, models, batch, [])[None]
-    (best,) = objective.search(first, read, most=MOST, ends=[end], allowed_V=allowed)
+    (best,) = objective.search(first, read, max_tokens=MOST, end_tokens=[end], allowed_V=allowed)
     return best
 
 

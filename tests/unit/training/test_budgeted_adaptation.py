@@ -8,7 +8,7 @@ from transfer_cli.training.budgeted_adaptation import (
     USUAL_EPOCHS,
     USUAL_STEPS,
     Work,
-    chosen,
+    choose_scheme,
 )
 
 FEW = Work(step=0.5, batch=16, scoring=1 / 96, texts={"train": 160, "validation": 32})
@@ -32,7 +32,7 @@ def test_the_steps_that_a_time_pays_for_end_in_it(work, seconds):
      (MANY, 30, "quick"), (FEW, 0.1, "quick"), (MANY, -5, "quick")],
 )  # fmt: skip
 def test_weights_train_where_there_is_time_for_steps_enough(work, seconds, scheme):
-    choice = chosen(seconds, {"full": work, "quick": work})
+    choice = choose_scheme(seconds, {"full": work, "quick": work})
 
     assert choice.scheme == scheme
     if scheme == "full":
@@ -42,22 +42,23 @@ def test_weights_train_where_there_is_time_for_steps_enough(work, seconds, schem
 
 def test_a_classifier_learns_from_as_many_texts_as_there_is_time_for():
     held = [
-        chosen(seconds, {"full": MANY, "quick": MANY}).texts for seconds in (0, 40, 30_000 / 96)
+        choose_scheme(seconds, {"full": MANY, "quick": MANY}).texts
+        for seconds in (0, 40, 30_000 / 96)
     ]
 
     assert held[0] == FEWEST_TEXTS < held[1] < 32_000
-    assert chosen(400, {"quick": MANY}).texts is None
+    assert choose_scheme(400, {"quick": MANY}).texts is None
 
 
 def test_lora_trains_where_all_weights_have_no_room():
-    assert chosen(1000, {"lora": FEW, "quick": FEW}).scheme == "lora"
+    assert choose_scheme(1000, {"lora": FEW, "quick": FEW}).scheme == "lora"
 
 
 def test_a_task_that_cannot_be_solved_has_an_answer_too():
-    choice = chosen(3, {"full": FEW})
+    choice = choose_scheme(3, {"full": FEW})
 
     assert (choice.scheme, choice.steps) == ("full", 4)
-    assert chosen(-5, {"lora": FEW}).words == [
+    assert choose_scheme(-5, {"lora": FEW}).overrides == [
         "adaptation=lora",
         "loop.steps=1",
         "loop.epochs=null",

@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from tests import tiny
-from transfer_cli.assembly.datasets import Prepared
+from transfer_cli.assembly.datasets import PreparedData
 from transfer_cli.config import compose
 from transfer_cli.config.flags import Request
 from transfer_cli.data.encoded_task import encode_texts
@@ -28,8 +28,8 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.training import examples as items
-from transfer_cli.training.console import in_words, pace_text
-from transfer_cli.training.energy import Meter, meter_of
+from transfer_cli.training.console import accuracy_text, pace_text
+from transfer_cli.training.energy import Meter, device_meter
 from transfer_cli.training.measurements import hyperparameters, layer_shares, peak_memory
 from transfer_cli.training.spending import Footprint, Spending
 
@@ -59,7 +59,7 @@ def test_plain_values_and_presets_are_listed_and_paths_are_not():
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
 def test_nothing_that_moves_a_run_is_listed(command):
     data = "sample_text" if command == "pretrain" else "sample_questions"
-    config = compose.compose(command, Request(overrides=(f"data={data}",)))
+    config = compose.load_config(command, Request(overrides=(f"data={data}",)))
 
     values = hyperparameters(config, {})
 
@@ -99,9 +99,9 @@ LABELS = ("number", "place")
 
 
 def noted_items(split, outcomes, data=None):
-    notes = items.noting(split)
+    notes = items.outcome_collector(split)
     notes.note([(Portion.of(np.arange(len(split.data))), outcomes)])
-    return items.items_of(split, data or Prepared({}, ClassificationTask(LABELS)), notes)
+    return items.collect_items(split, data or PreparedData({}, ClassificationTask(LABELS)), notes)
 
 
 @pytest.fixture
@@ -140,7 +140,10 @@ def test_texts_whose_states_are_kept_are_found_too(split):
 def test_a_language_model_has_no_labels(split):
     outcomes = ExampleResults(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([2, 3, 4]))
 
-    labelled, block = noted_items(split, outcomes), noted_items(blocks(), outcomes, Prepared({}))
+    labelled, block = (
+        noted_items(split, outcomes),
+        noted_items(blocks(), outcomes, PreparedData({})),
+    )
 
     for item in (*labelled, *block):
         assert (item.label, item.predicted, item.probability) == ("", "", 0.0)
@@ -154,8 +157,8 @@ def test_of_many_examples_no_texts_are_kept_and_of_very_many_nothing(split, monk
     assert "no texts of the test split, which has more than 2 examples" in caplog.text
 
     monkeypatch.setattr(items, "MOST_ITEMS", 2)
-    assert items.noting(split) is None
-    assert items.items_of(split, Prepared({}, ClassificationTask(LABELS)), None) == []
+    assert items.outcome_collector(split) is None
+    assert items.collect_items(split, PreparedData({}, ClassificationTask(LABELS)), None) == []
     assert "nothing of the test split, which has more than 2 examples" in caplog.text
 
 
@@ -166,14 +169,14 @@ def blocks():
 
 
 def test_words_are_compared_on_so_many_examples_at_most(split, monkeypatch):
-    data = Prepared({"train": split, "test": split}, ClassificationTask(LABELS))
-    whole = items.by_words(data, "test")
-    monkeypatch.setattr(items, "MOST_IN_WORDS", 2)
-    some = items.by_words(data, "test")
+    data = PreparedData({"train": split, "test": split}, ClassificationTask(LABELS))
+    whole = items.linear_baseline(data, "test")
+    monkeypatch.setattr(items, "MAX_BASELINE_EXAMPLES", 2)
+    some = items.linear_baseline(data, "test")
 
     assert whole == {"split": "test", "right": 3, "scored": 3, "trained_on": 3, "of": 3}
     assert some == {"split": "test", "right": 2, "scored": 2, "trained_on": 2, "of": 3}
-    assert items.by_words(Prepared({"train": split}), "train") is None
+    assert items.linear_baseline(PreparedData({"train": split}), "train") is None
 
 
 # --- what is spent -------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ def life(run, *, seconds, flops, joules=None, footprint=None):
         )
         meter = Meter("told", nvml)
     spending = Spending(meter, footprint or Footprint(), clock)
-    spending.go_on(run)
+    spending.load_earlier(run)
     clock.now = seconds
     assert spending.add(Flops(flops, 1)) == (flops, 1)
     spending.write(run)
@@ -302,41 +305,41 @@ def count(monkeypatch):
 def test_a_gpu_counts_from_when_the_run_began(count):
     count(500_000, 500_500, 502_000)
 
-    meter = meter_of(GPU)
+    meter = device_meter(GPU)
 
     assert [meter.joules(), meter.joules()] == [0.5, 2.0]
-    assert (meter.tells, meter.source) == (True, "nvml")
+    assert (meter.has_reading, meter.source) == (True, "nvml")
 
 
 def test_a_gpu_without_a_counter_says_so(count):
     count(NVMLError("Not Supported"))
 
-    meter = meter_of(GPU)
+    meter = device_meter(GPU)
 
-    assert (meter.tells, meter.joules(), meter.source) == (False, 0.0, "NVML: Not Supported")
+    assert (meter.has_reading, meter.joules(), meter.source) == (False, 0.0, "NVML: Not Supported")
 
 
 def test_a_counter_that_goes_away_ends_all_numbers(count):
     count(5_000, 6_000, NVMLError("GPU is lost"))
-    meter = meter_of(GPU)
+    meter = device_meter(GPU)
 
     assert [meter.joules() for _ in range(3)] == [1.0, 0.0, 0.0]
-    assert (meter.tells, meter.source) == (False, "NVML: GPU is lost")
+    assert (meter.has_reading, meter.source) == (False, "NVML: GPU is lost")
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    meter = meter_of(GPU)
+    meter = device_meter(GPU)
 
-    assert not meter.tells
+    assert not meter.has_reading
     assert "pip install nvidia-ml-py" in meter.source
 
 
 def test_a_processor_counts_nothing():
-    meter = meter_of(CPU)
+    meter = device_meter(CPU)
 
-    assert (meter.tells, meter.joules()) == (False, 0.0)
+    assert (meter.has_reading, meter.joules()) == (False, 0.0)
     assert "GPU" in meter.source
 
 
@@ -344,7 +347,7 @@ def test_a_processor_counts_nothing():
 
 
 def test_a_table_of_what_became_of_each_label_is_put_into_words():
-    said = in_words([[45, 5], [15, 135]], ["spam", "no\nspam"])
+    said = accuracy_text([[45, 5], [15, 135]], ["spam", "no\nspam"])
 
     assert said == (
         "of 100 such texts about 90 get the right label (85 to 93, by these 200); always saying "
@@ -366,13 +369,13 @@ TABLE, NAMES = [[45, 5], [15, 135]], ["spam", "no spam"]
 def test_a_model_that_words_alone_would_beat_is_told_so(right, ending):
     by_words = {"right": right, "scored": 200, "trained_on": 900, "of": 900}
 
-    assert in_words(TABLE, NAMES, by_words).endswith(ending)
+    assert accuracy_text(TABLE, NAMES, by_words).endswith(ending)
 
 
 def test_a_linear_model_that_saw_some_texts_only_says_how_many():
     by_words = {"right": 190, "scored": 200, "trained_on": 10_000, "of": 25_000}
 
-    assert in_words(TABLE, NAMES, by_words).endswith(
+    assert accuracy_text(TABLE, NAMES, by_words).endswith(
         "words 95 (fitted on 10,000 of 25,000 texts), more than this model"
     )
 
@@ -382,7 +385,7 @@ def test_equal_texts_make_an_interval_no_narrower():
 
     assert (
         "about 90 get the right label (79 to 96, by these 200, 50 of them different)"
-        in in_words(TABLE, NAMES, by_words)
+        in accuracy_text(TABLE, NAMES, by_words)
     )
 
 

@@ -13,7 +13,7 @@ from tests.records import read_metrics
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.run import build_run
-from transfer_cli.batch import size
+from transfer_cli.batch import batch_size
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
 from transfer_cli.data.labelled import TaskData
@@ -26,7 +26,8 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.checkpoint import newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.training import train, workers
-from transfer_cli.training.checkpoints import CheckpointWriter, describe
+from transfer_cli.training.checkpoints import CheckpointWriter, describe_model
+from transfer_cli.training.resume import rate_change_text
 
 CPU = Precision("fp32", torch.device("cpu"))
 TOO_FAST = {"optimizer__lr": 1.0, "loop__steps": 6}
@@ -54,7 +55,7 @@ def test_a_run_stores_the_micro_batch_that_there_was_memory_for(tmp_path, monkey
     whole = CausalLM.loss_sums
 
     def hungry(self, model, batch, encoded):
-        if model.training and size(batch) > 3:
+        if model.training and batch_size(batch) > 3:
             raise torch.OutOfMemoryError
         return whole(self, model, batch, encoded)
 
@@ -121,7 +122,7 @@ def test_the_stored_model_has_the_scores_that_were_written_down(jumping):
     folder = jumping.path.parent
     labelled = build(configs.table(folder), "data", TaskData).load(folder, 0)
     shape, tokenizer = trained.model.backbone.shape, trained.start.tokenizer
-    splits = datasets.task(labelled, None, tokenizer, shape).splits
+    splits = datasets.prepare_task(labelled, None, tokenizer, shape).splits
 
     for name in ("validation", "test"):
         scores = evaluate(trained.model, trained.objective, splits[name], batch=8, precision=CPU)
@@ -180,6 +181,17 @@ def test_a_run_that_was_killed_goes_on_to_the_same_files(jumping, tmp_path, pret
         assert (cut.path / name).read_bytes() == (jumping.path / name).read_bytes(), name
 
 
+def test_the_rate_ahead_is_told_though_the_run_was_once_cut_short(jumping, tmp_path, pretrained):
+    directory = RunDirectory(shutil.copytree(jumping.path, tmp_path / "cut"))
+    *lines, _ = directory.config.read_text().replace("steps: 6\n", "steps: 3\n").splitlines()
+    directory.config.write_text("\n".join(lines))  # without its hash
+    longer = build_run(configs.following(pretrained, tmp_path, loop__steps=12), "finetune")
+
+    text = rate_change_text(directory, longer.blueprint)
+
+    assert text.startswith("planned for 6 steps and now for 12: the rate, ")
+
+
 def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
     lora = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
     new = {"_target_": f"{configs.PLANS}.NewWeights"}
@@ -222,7 +234,7 @@ def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, second_proc
     second_process(str(tmp_path / "elsewhere"))
 
     with pytest.raises(RunError, match=r"run\.dir: process 1 on .* does not see .*elsewhere"):
-        train._of_main(None)
+        train._share_directory(None)
 
 
 # --- workers -------------------------------------------------------------------------------------
@@ -231,13 +243,13 @@ def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, second_proc
 def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
     typed = ["seed=1", "run.dir=all"]
 
-    assert workers.overrides(typed, None) == typed
-    assert workers.overrides(typed, "all/job 3") == ["seed=1", "run.dir='all/job 3'"]
+    assert workers.worker_overrides(typed, None) == typed
+    assert workers.worker_overrides(typed, "all/job 3") == ["seed=1", "run.dir='all/job 3'"]
 
 
 @pytest.mark.parametrize("folder", ["it's", 'say "hi"', "a,b=[c]", "tail\\", "two\nlines", "ü%$x"])
 def test_the_processes_of_a_job_read_its_folder_as_it_is(folder):
-    [word] = workers.overrides([], folder)
+    [word] = workers.worker_overrides([], folder)
 
     assert OverridesParser.create().parse_override(word).value() == folder
 
@@ -246,16 +258,16 @@ def test_the_processes_of_a_job_read_its_folder_as_it_is(folder):
 def test_only_a_process_that_no_torchrun_has_started_starts_others(monkeypatch, world, wanted):
     monkeypatch.setattr(workers.distributed, "started_by_torchrun", lambda: world is not None)
 
-    assert [workers.wanted(devices) for devices in (1, 2)] == wanted
+    assert [workers.starts_workers(devices) for devices in (1, 2)] == wanted
 
 
 def test_processes_with_other_configs_are_refused(monkeypatch):
     monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, text])
-    workers._check_alike("seed: 0")
+    workers._check_same_config("seed: 0")
 
     monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, "another"])
     with pytest.raises(RunError, match=r"^process 1 of 2 has another config or version"):
-        workers._check_alike("seed: 0")
+        workers._check_same_config("seed: 0")
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -273,7 +285,7 @@ def kept(tmp_path, pretrained):
         config = configs.following(pretrained, tmp_path, **changes)
         run, directory = build_run(config, "finetune"), RunDirectory(tmp_path / "run")
         directory.model.mkdir(parents=True)
-        describe(run, directory.model)
+        describe_model(run, directory.model)
         return run, directory, CheckpointWriter(run, directory, keep)
 
     return make
@@ -295,7 +307,7 @@ def test_the_best_weights_come_back_and_not_the_last_ones(kept):
     keeping.save_best(3)
     best = disturbed(run.model)
 
-    keeping.take_best()
+    keeping.load_best()
 
     assert tiny.same(run.model.state_dict(), best)
 
@@ -313,7 +325,7 @@ def test_in_place_of_damaged_best_weights_the_copy_in_the_checkpoint_is_taken(ke
     best = disturbed(run.model)
     flip(directory.best / WEIGHTS)
 
-    keeping.take_best()
+    keeping.load_best()
 
     assert tiny.same(run.model.state_dict(), best)
     assert "best/weights.safetensors is damaged" in caplog.text

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
@@ -25,20 +25,27 @@ from transfer_cli.analysis.probes import mlp
 from transfer_cli.analysis.probes.linear import (
     STRENGTHS,
     LinearProbe,
-    LogShares,
+    LogProbs,
     codelength,
-    learnt_shares,
-    solved,
+    fit_probe,
+    learn_shares,
 )
 from transfer_cli.analysis.probes.sought import (
     SURFACE_TASKS,
     Sought,
     SurfaceTask,
-    given_labels,
-    made_labels,
-    right_by_words,
+    bag_of_words_accuracy,
+    data_labels,
+    surface_labels,
 )
-from transfer_cli.analysis.probes.states import LayersRead, Parts, Probed, parts_of, standardise
+from transfer_cli.analysis.probes.states import (
+    PARTS,
+    LayersRead,
+    Parts,
+    Probed,
+    read_parts,
+    standardise,
+)
 from transfer_cli.errors import ConfigError, above_zero, at_least, one_of
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.progress import progress
@@ -76,9 +83,7 @@ class ProbeFindings:
 
     def accuracy(self, layer: int | str, control: str | None) -> float | None:
         """Return the accuracy of a layer; None: it was not probed."""
-        accuracy_of = {
-            (entry["layer"], entry["control"]): entry["accuracy"] for entry in self.entries
-        }
+        accuracy_of = {(e["layer"], e["control"]): e["accuracy"] for e in self.entries}
         return accuracy_of.get((layer, control))
 
     def as_finding(self) -> Finding:
@@ -90,7 +95,7 @@ class ProbeFindings:
             self._summary(),
             {
                 "probe": self.probe,
-                "units": "words" if self.sought.of_words else "texts",
+                "units": "words" if self.sought.is_by_word else "texts",
                 "labels": len(names),
                 **{name.replace("_", " "): count for name, count in self.units.items()},
                 **{f"accuracy of {name}": share for name, share in self.baselines.items()},
@@ -118,11 +123,11 @@ class ProbeFindings:
         real = [entry for entry in entries if entry["control"] is None]
         known = ("accuracy", "macro_f1", "deviation", "selectivity", "compression")
         keys = [key for key in known if any(key in entry for entry in real)]
-        share_of = (
-            dict(zip(self.mix["layers"], self.mix["shares"], strict=True)) if self.mix else {}
-        )
+        mix = self.mix or {"layers": [], "shares": []}
+        share_of = dict(zip(mix["layers"], mix["shares"], strict=True))
         columns = [key.replace("macro_f1", "macro-F1") for key in keys]
         columns += [_MEANINGS[name] for name in self.controls]
+        columns += ["share of the mix"] if share_of else []
         rows = []
         for entry in real:
             layer = entry["layer"]
@@ -131,22 +136,21 @@ class ProbeFindings:
             values += [share_of.get(layer)] if share_of else []
             rounded = [None if value is None else round(value, 4) for value in values]
             rows.append([str(layer), *rounded])
-        mix = ["share of the mix"] if share_of else []
-        return FindingTable(["layer", *columns, *mix], rows)
+        return FindingTable(["layer", *columns], rows)
 
     def _summary(self) -> str:
-        def said(name: str, share: float | None) -> str:
+        def clause(name: str, share: float | None) -> str:
             return "" if share is None else f", {name} {share:.3f}"
 
         best = max(self.layers, key=lambda layer: self.accuracy(layer, None) or 0.0)
-        units = "words" if self.sought.of_words else "texts"
+        units = "words" if self.sought.is_by_word else "texts"
         return (
             f"The {self.what}: layer {best} tells {self.accuracy(best, None):.3f} of "
             f"{self.units['scored']:,} {units}"
-            + (said("layer 0", self.accuracy(0, None)) if best else "")
-            + said("their mix", self.accuracy("mix", None))
-            + "".join(said(_MEANINGS[name], self.accuracy(best, name)) for name in self.controls)
-            + "".join(said(f"by {name}", share) for name, share in self.baselines.items())
+            + (clause("layer 0", self.accuracy(0, None)) if best else "")
+            + clause("their mix", self.accuracy("mix", None))
+            + "".join(clause(_MEANINGS[name], self.accuracy(best, name)) for name in self.controls)
+            + "".join(clause(f"by {name}", share) for name, share in self.baselines.items())
             + "."
         )
 
@@ -179,7 +183,7 @@ def linear_entry(
         **scores(log_NC.argmax(1), label_N, log_NC.shape[1]),
         "loss": float(F.nll_loss(log_NC, label_N)),
         "strength": probe.strength,
-        "loss_where_chosen": probe.chosen_by,
+        "loss_where_chosen": probe.selection_loss,
         "gradient": probe.gradient,
     }
 
@@ -214,7 +218,7 @@ class Probes(Analysis):
         pooling: How the states of a text become one, see `model.pooling.pool`.
         mix: Whether a mix of the layers is learnt by linear probes, too.
         mdl: Whether the codelength of the labels is computed, too.
-        strengths: Of the L2 penalty, see `probes.linear.solved`.
+        strengths: Of the L2 penalty, see `probes.linear.fit_probe`.
         seeds: How many mlp probes each layer has.
         most: Units of each split at most.
     """
@@ -248,28 +252,28 @@ class Probes(Analysis):
 
     def __call__(self, subject: Subject) -> Finding:
         layers = self._layers(subject.depth)
-        sought = given_labels(subject) if self.task is None else made_labels(subject, self.task)
+        sought = data_labels(subject) if self.task is None else surface_labels(subject, self.task)
         controls, classes, seed = self._controls(sought), len(sought.labels), subject.seed
-        read = LayersRead(layers, self.pooling, self.most)
-        parts = parts_of(subject, subject.model, sought.splits, read)
+        selection = LayersRead(layers, self.pooling, self.most)
+        parts = read_parts(subject, subject.model, sought.splits, selection)
         task = None if self.task else subject.material.task
-        base = baselines(parts, classes, right_by_words(sought, task) if controls else None)
+        base = baselines(parts, classes, bag_of_words_accuracy(sought, task) if controls else None)
         units = {name: len(part) for name, part in parts.items()}
-        entries = list(self._probed(parts, None, layers, classes, seed))
-        mix, given = None, parts
+        entries = list(self._probe_layers(parts, None, layers, classes, seed))
+        mix, relabelled_parts = None, parts
         if self.mix and self.probe == "linear" and len(layers) > 1:
-            entry, mix = self._mixed(parts, layers, classes, seed)
+            entry, mix = self._probe_mix(parts, layers, classes, seed)
             entries.append(entry)
         for name in controls:
             if name != "random":
-                given = relabelled(parts, name, classes, seed)
-                entries += self._probed(given, name, layers, classes, seed)
+                relabelled_parts = relabelled(parts, name, classes, seed)
+                entries += self._probe_layers(relabelled_parts, name, layers, classes, seed)
         if "random" in controls:
             # Only then: the states of one model are in memory at a time.
-            del parts, given
-            parts = parts_of(subject, subject.fresh_model(seed), sought.splits, read)
-            entries += self._probed(parts, "random", layers, classes, seed)
-        what = f"made task {self.task}" if self.task else f"labels of {subject.material.called}"
+            del parts, relabelled_parts
+            parts = read_parts(subject, subject.fresh_model(seed), sought.splits, selection)
+            entries += self._probe_layers(parts, "random", layers, classes, seed)
+        what = f"made task {self.task}" if self.task else f"labels of {subject.material.name}"
         findings = ProbeFindings(
             entries, layers, controls, base, mix, units, sought, what, self.probe
         )
@@ -290,70 +294,66 @@ class Probes(Analysis):
 
     def _controls(self, sought: Sought) -> list[str]:
         if self.controls == "auto":
-            return [name for name in CONTROLS if sought.of_words or name != "types"]
-        if "types" in self.controls and not sought.of_words:
+            return [name for name in CONTROLS if sought.is_by_word or name != "types"]
+        if "types" in self.controls and not sought.is_by_word:
             raise ConfigError(
                 "analysis.probes.controls: types are of words, and here texts have labels; what "
                 "shuffled says is the control of texts"
             )
         return [name for name in CONTROLS if name in self.controls]
 
-    def _probed(
+    def _probe_layers(
         self, parts: Parts, name: str | None, layers: Sequence[int], classes: int, seed: int
     ) -> Iterator[Entry]:
         if self.probe == "mlp":
-            yield from self._by_mlp(parts, name, layers, classes, seed)
+            yield from self._probe_by_mlp(parts, name, layers, classes, seed)
             return
         with progress(f"probes{f' ({name})' if name else ''}", len(layers), "layers") as more:
             for at, layer in enumerate(layers):
-                train, chosen_on, scored = (
-                    parts[part].layer(at) for part in ("train", "chosen_on", "scored")
-                )
-                probe = solved(train, chosen_on, classes, self.strengths)
-                log_NC = probe.log_shares(scored.states)
+                train, chosen_on, scored = (parts[part].layer(at) for part in PARTS)
+                probe = fit_probe(train, chosen_on, classes, self.strengths)
+                log_NC = probe.log_probs(scored.states)
                 entry = linear_entry(layer, name, probe, log_NC, scored.label)
                 if self.mdl:
-                    entry |= self._code(train, chosen_on, classes, seed)
+                    entry |= self._online_code(train, chosen_on, classes, seed)
                 more(1)
                 yield entry
 
-    def _code(self, train: Probed, chosen_on: Probed, classes: int, seed: int) -> Entry:
+    def _online_code(self, train: Probed, chosen_on: Probed, classes: int, seed: int) -> Entry:
         generator = torch.Generator().manual_seed(derive(seed, "online code"))
         order = torch.randperm(len(train.label), generator=generator)
 
-        def fit(known: Probed) -> LogShares:
+        def fit(known: Probed) -> LogProbs:
             # The bias has the same prior: a label that has not been sent keeps some probability.
-            return solved(known, chosen_on, classes, self.strengths, bias_penalty=1.0).log_shares
+            return fit_probe(known, chosen_on, classes, self.strengths, bias_penalty=1.0).log_probs
 
-        bits = codelength(train.some(order), classes, fit)
+        bits = codelength(train.select(order), classes, fit)
         # How many times shorter that is than the uniform code.
         compression = len(order) * math.log2(classes) / bits
         return {"codelength_bits": bits, "compression": compression}
 
-    def _by_mlp(
+    def _probe_by_mlp(
         self, parts: Parts, name: str | None, layers: Sequence[int], classes: int, seed: int
     ) -> Iterator[Entry]:
         seeds = [derive(seed, "mlp probe", number) for number in range(self.seeds)]
-        probes = mlp.trained(parts["train"], parts["chosen_on"], classes, seeds)
+        probes = mlp.fit_probes(parts["train"], parts["chosen_on"], classes, seeds)
         predicted_SKN = probes.predicted(parts["scored"].states)
         for at, layer in enumerate(layers):
             yield mlp_entry(layer, name, predicted_SKN[:, at], parts["scored"].label, classes)
 
-    def _mixed(
+    def _probe_mix(
         self, parts: Parts, layers: Sequence[int], classes: int, seed: int
     ) -> tuple[Entry, dict[str, Any]]:
         """Return the entry of the learnt mix, and what it is made of.
 
         Once its shares are learnt, it is probed like a layer.
         """
-        share_K = learnt_shares(parts["train"], parts["chosen_on"], classes, seed)
-        mixed = {name: part.mixed(share_K) for name, part in parts.items()}
+        share_K = learn_shares(parts["train"], parts["chosen_on"], classes, seed)
+        mixed = {name: part.mix_layers(share_K) for name, part in parts.items()}
         standardise(mixed)
-        train, chosen_on, scored = (
-            mixed[part].layer(0) for part in ("train", "chosen_on", "scored")
-        )
-        probe = solved(train, chosen_on, classes, self.strengths)
-        log_NC = probe.log_shares(scored.states)
+        train, chosen_on, scored = (mixed[part].layer(0) for part in PARTS)
+        probe = fit_probe(train, chosen_on, classes, self.strengths)
+        log_NC = probe.log_probs(scored.states)
         shares = share_K.tolist()
         centre = sum(layer * share for layer, share in zip(layers, shares, strict=True))
         made_of = {"layers": list(layers), "shares": shares, "centre_of_gravity": centre}
@@ -364,20 +364,21 @@ class Probes(Analysis):
 
 
 def relabelled(parts: Parts, name: str, classes: int, seed: int) -> Parts:
-    """Return the same states with the labels of a control, `shuffled` or `types`."""
+    """Return the same states with the labels of a control, `shuffle_labels` or `types`."""
     if name == "shuffled":
-        return {split: shuffled(part, seed, split) for split, part in parts.items()}
+        return {split: shuffle_labels(part, seed, split) for split, part in parts.items()}
     shares = torch.bincount(parts["train"].label, minlength=classes).tolist()
-    return {split: by_type(part, shares, seed) for split, part in parts.items()}
+    return {split: label_word_types(part, shares, seed) for split, part in parts.items()}
 
 
-def shuffled(probed: Probed, seed: int, split: str) -> Probed:
+def shuffle_labels(probed: Probed, seed: int, split: str) -> Probed:
     """Return the same units with their labels exchanged among them."""
     generator = torch.Generator().manual_seed(derive(seed, "shuffled labels", split))
-    return probed.labelled(probed.label[torch.randperm(len(probed), generator=generator)])
+    order_N = torch.randperm(len(probed), generator=generator)
+    return replace(probed, label=probed.label[order_N])
 
 
-def by_type(probed: Probed, shares: Sequence[int], seed: int) -> Probed:
+def label_word_types(probed: Probed, shares: Sequence[int], seed: int) -> Probed:
     """Return the same words with a label for each word type (Hewitt and Liang 2019).
 
     The label is drawn once for a type, as often as it occurs in training, from the seed and the
@@ -391,10 +392,10 @@ def by_type(probed: Probed, shares: Sequence[int], seed: int) -> Probed:
         return bisect_right(ends, drawn)
 
     of_type = {word: label(word) for word in set(probed.words or ())}
-    return probed.labelled(torch.tensor([of_type[word] for word in probed.words or ()]))
+    return replace(probed, label=torch.tensor([of_type[word] for word in probed.words or ()]))
 
 
-def baselines(parts: Parts, classes: int, right_by_words: float | None) -> dict[str, float]:
+def baselines(parts: Parts, classes: int, by_words: float | None) -> dict[str, float]:
     """Return the accuracies of answers that ask no state, by what answers.
 
     `majority` is the commonest label of training; `word` is that which a word has most often, and
@@ -404,12 +405,12 @@ def baselines(parts: Parts, classes: int, right_by_words: float | None) -> dict[
     commonest = torch.bincount(train.label, minlength=classes).argmax()
     accuracies = {"majority": float((scored.label == commonest).double().mean())}
     if scored.words is not None:
-        predicted_N = by_word(train, scored, int(commonest))
+        predicted_N = commonest_labels(train, scored, int(commonest))
         accuracies["word"] = float((scored.label == predicted_N).double().mean())
-    return accuracies if right_by_words is None else {**accuracies, "words": right_by_words}
+    return accuracies if by_words is None else {**accuracies, "words": by_words}
 
 
-def by_word(train: Probed, scored: Probed, otherwise: int) -> Tensor:
+def commonest_labels(train: Probed, scored: Probed, otherwise: int) -> Tensor:
     """Return the label that each word has most often in training; of others `otherwise`."""
     of_word: dict[str, Counter[int]] = defaultdict(Counter)
     for word, label in zip(train.words or (), train.label.tolist(), strict=True):

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +23,12 @@ from transfer_cli.seeds import derive
 STRENGTHS = (1e3, 1e2, 1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Of the L2 penalty."""
 
-TOLERANCE, OF_PENALTY = 1e-5, 1e-2
+TOLERANCE, PENALTY_TOLERANCE = 1e-5, 1e-2
 """At a minimum no entry of the gradient is larger than either: the second is a share of s / N, the
 penalty's own gradient at a weight of 1. Where that is weak, a small gradient alone says little: the
 loss of labels that a line parts is nearly flat long before its minimum."""
 
-ROUGH_TOLERANCE, ROUGH_OF_PENALTY = 1e-4, 1.0
+ROUGH_TOLERANCE, ROUGH_PENALTY_TOLERANCE = 1e-4, 1.0
 """Those of the fits among which one is chosen; the first as in scikit-learn."""
 
 EVALUATIONS = 2000
@@ -52,14 +51,14 @@ class LinearProbe:
     bias: Tensor
     strength: float
     gradient: float
-    chosen_by: float
+    selection_loss: float
 
-    def log_shares(self, states_ND: Tensor) -> Tensor:
+    def log_probs(self, states_ND: Tensor) -> Tensor:
         """Return the log-probability of each label, `[N, C]`, in nats."""
         return F.linear(states_ND.double(), self.weight, self.bias).log_softmax(1)
 
 
-def solved(
+def fit_probe(
     train: Probed,
     chosen_on: Probed,
     classes: int,
@@ -83,34 +82,34 @@ def solved(
     bias_C = (count_C / count_C.sum()).clamp(min=least_share).log()
     parameters = [count_C.new_zeros(classes, train.states.shape[1]), bias_C]
     best, chosen, lowest = parameters, max(strengths), float("inf")
-    given = Probed(train.states.contiguous(), train.label)
+    probed = Probed(train.states.contiguous(), train.label)
     for strength in sorted(strengths, reverse=True):
-        rough = min(ROUGH_TOLERANCE, ROUGH_OF_PENALTY * strength / len(train.label))
-        minimise(parameters, PenalisedLoss(given, parameters, strength, bias_penalty), rough)
+        rough = min(ROUGH_TOLERANCE, ROUGH_PENALTY_TOLERANCE * strength / len(train.label))
+        minimise(parameters, PenalisedLoss(probed, parameters, strength, bias_penalty), rough)
         loss = _loss(chosen_on, parameters)
         if loss >= lowest:
             break
         best, chosen, lowest = [parameter.clone() for parameter in parameters], strength, loss
-    exact = PenalisedLoss(Probed(given.states.double(), train.label), best, chosen, bias_penalty)
-    gradient = minimise(best, exact, min(TOLERANCE, OF_PENALTY * chosen / len(train.label)))
+    exact = PenalisedLoss(Probed(probed.states.double(), train.label), best, chosen, bias_penalty)
+    gradient = minimise(best, exact, min(TOLERANCE, PENALTY_TOLERANCE * chosen / len(train.label)))
     return LinearProbe(best[0], best[1], chosen, gradient, _loss(chosen_on, best))
 
 
 @dataclass(frozen=True)
 class PenalisedLoss:
-    """The loss of weight `[C, D]` and bias `[C]`, which sets their gradients; see `solved`.
+    """The loss of weight `[C, D]` and bias `[C]`, which sets their gradients; see `fit_probe`.
 
     Its products, nearly all of its time, are in the precision of the states.
     """
 
-    given: Probed
+    probed: Probed
     parameters: Sequence[Tensor]
     strength: float
     bias_penalty: float
 
     def __call__(self) -> Tensor:
-        (weight_CD, bias_C), states_ND = self.parameters, self.given.states
-        count, at_N = len(states_ND), self.given.label[None]
+        (weight_CD, bias_C), states_ND = self.parameters, self.probed.states
+        count, at_N = len(states_ND), self.probed.label[None]
         # Units in columns: the other way round the same products take up to four times as long.
         logits_CN = (weight_CD.to(states_ND.dtype) @ states_ND.T).double() + bias_C[:, None]
         log_CN = logits_CN.log_softmax(0)
@@ -124,9 +123,9 @@ class PenalisedLoss:
         return loss + decay / 2 * squares
 
 
-def _loss(given: Probed, parameters: Sequence[Tensor]) -> float:
+def _loss(probed: Probed, parameters: Sequence[Tensor]) -> float:
     """Return the mean loss without a penalty."""
-    return float(F.cross_entropy(F.linear(given.states.double(), *parameters), given.label))
+    return float(F.cross_entropy(F.linear(probed.states.double(), *parameters), probed.label))
 
 
 @torch.no_grad()
@@ -154,7 +153,7 @@ def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor], tolerance
 
 # --- a learnt mix of layers --------------------------------------------------------------------
 
-RATE = 1e-3
+LEARNING_RATE = 1e-3
 SHARE_RATE = 1e-2
 """That of the shares, which are few, and would else stay where they begin."""
 
@@ -166,7 +165,7 @@ PATIENCE = 5
 _PORTION = 4096
 
 
-def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) -> Tensor:
+def learn_shares(train: Probed, validation: Probed, classes: int, seed: int) -> Tensor:
     """Return the share of each layer in a learnt mix, `[K]`; they sum to 1, and begin equal.
 
     Learnt as in the papers, with Adam until validation gets worse (Peters et al. 2018; Tenney et
@@ -182,11 +181,9 @@ def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) ->
     gamma = torch.ones((), requires_grad=True)
     weight_CD = torch.zeros(classes, width, requires_grad=True)
     bias_C = torch.zeros(classes, requires_grad=True)
-    groups: list[dict[str, Any]] = [{"params": [raw_K], "lr": SHARE_RATE}]
-    optimizer = AdamW(
-        [*groups, {"params": [weight_CD, bias_C, gamma]}],
-        lr=RATE, weight_decay=0.0,
-    )  # fmt: skip
+    rest = {"params": [weight_CD, bias_C, gamma], "lr": LEARNING_RATE}
+    groups = [{"params": [raw_K], "lr": SHARE_RATE}, rest]
+    optimizer = AdamW(groups, lr=LEARNING_RATE, weight_decay=0.0)
 
     def loss(states_BKD: Tensor, label_B: Tensor) -> Tensor:
         mixed_BD = gamma * torch.einsum("bkd,k->bd", states_BKD, raw_K.softmax(0))
@@ -200,7 +197,7 @@ def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) ->
             (loss(train.states[at_B], train.label[at_B]) / len(at_B)).backward()
             optimizer.step()
         with torch.no_grad():
-            portions = zip(stopped_on.states.split(_PORTION), stopped_on.label.split(_PORTION),
+            portions = zip(validation.states.split(_PORTION), validation.label.split(_PORTION),
                            strict=True)  # fmt: skip
             validation_loss = sum(float(loss(*portion)) for portion in portions)
         waited += 1
@@ -213,20 +210,20 @@ def learnt_shares(train: Probed, stopped_on: Probed, classes: int, seed: int) ->
 
 # --- how many bits labels take -----------------------------------------------------------------
 
-PERCENT = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25.0, 50.0, 100.0)
+PORTION_PERCENTS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25.0, 50.0, 100.0)
 """Where the portions end, in percent of the units."""
 
-LogShares = Callable[[Tensor], Tensor]
+LogProbs = Callable[[Tensor], Tensor]
 """Returns the log-probability of each label, in nats."""
 
 
 def portion_ends(units: int, classes: int) -> list[int]:
     """Return how many units have been sent after each portion; the first has one for a label."""
-    ends = {min(units, max(classes, math.ceil(units * share / 100))) for share in PERCENT}
+    ends = {min(units, max(classes, math.ceil(units * share / 100))) for share in PORTION_PERCENTS}
     return sorted(ends)
 
 
-def codelength(given: Probed, classes: int, fit: Callable[[Probed], LogShares]) -> float:
+def codelength(probed: Probed, classes: int, fit: Callable[[Probed], LogProbs]) -> float:
     """Return the bits of all labels, told to somebody who sees the states (Voita and Titov 2020).
 
     Portions of the units are sent one after the other, in the order given, each with the code of a
@@ -236,11 +233,11 @@ def codelength(given: Probed, classes: int, fit: Callable[[Probed], LogShares]) 
     Args:
         fit: Returns the probe of some of them.
     """
-    first, *_ = ends = portion_ends(len(given.label), classes)
+    first, *_ = ends = portion_ends(len(probed.label), classes)
     bits = first * math.log2(classes)
     for known, past in pairwise(ends):
-        log_shares = fit(Probed(given.states[:known], given.label[:known]))
-        log_NC = log_shares(given.states[known:past])
-        own_N = log_NC.gather(1, given.label[known:past, None])
+        log_probs = fit(Probed(probed.states[:known], probed.label[:known]))
+        log_NC = log_probs(probed.states[known:past])
+        own_N = log_NC.gather(1, probed.label[known:past, None])
         bits -= float(own_N.sum()) / math.log(2)
     return bits

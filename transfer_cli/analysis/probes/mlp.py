@@ -16,7 +16,7 @@ from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
 
 HIDDEN = 100
-RATE = 1e-3
+LEARNING_RATE = 1e-3
 BATCH = 64
 MOST_EPOCHS = 100
 PATIENCE = 5
@@ -40,17 +40,18 @@ class MLPProbes:
         return self.first, self.first_bias, self.second, self.second_bias
 
     @classmethod
-    def drawn(cls, seeds: Sequence[int], layers: int, width: int, classes: int) -> "MLPProbes":
+    def initial(cls, seeds: Sequence[int], layers: int, width: int, classes: int) -> "MLPProbes":
         """Return probes as `nn.Linear` begins, each seed with numbers of its own."""
         sizes = ((width, HIDDEN), (1, HIDDEN), (HIDDEN, classes), (1, classes))
-        made: list[list[Tensor]] = [[] for _ in sizes]
+        fans = (width, width, HIDDEN, HIDDEN)
+        by_kind: list[list[Tensor]] = [[] for _ in sizes]
         for seed in seeds:
             generator = torch.Generator().manual_seed(derive(seed, "mlp probe"))
-            for tensors, size, fan in zip(made, sizes, (width, width, HIDDEN, HIDDEN), strict=True):
-                bound = fan**-0.5
+            for tensors, size, fan_in in zip(by_kind, sizes, fans, strict=True):
+                bound = fan_in**-0.5
                 tensor = torch.empty(layers, *size).uniform_(-bound, bound, generator=generator)
                 tensors.append(tensor)
-        return cls(*(torch.stack(tensors) for tensors in made))
+        return cls(*(torch.stack(tensors) for tensors in by_kind))
 
     def logits(self, states_SKBD: Tensor) -> Tensor:
         """Return `[S, K, B, C]`; states may lack the first dimension."""
@@ -63,33 +64,33 @@ class MLPProbes:
             parts = states_NKD.split(_PORTION)
             return torch.cat([self.logits(part.transpose(0, 1)).argmax(-1) for part in parts], -1)
 
-    def losses(self, given: Probed) -> Tensor:
+    def losses(self, units: Probed) -> Tensor:
         """Return the mean loss of each, `[S, K]`."""
         sums_SK = self.first.new_zeros(self.first.shape[:2])
         with torch.no_grad():
             for states, label in zip(
-                given.states.split(_PORTION), given.label.split(_PORTION), strict=True
+                units.states.split(_PORTION), units.label.split(_PORTION), strict=True
             ):
                 sums_SK += _losses(self.logits(states.transpose(0, 1)), label).sum(-1)
-        return sums_SK / len(given.label)
+        return sums_SK / len(units.label)
 
 
-def trained(train: Probed, stopped_on: Probed, classes: int, seeds: Sequence[int]) -> MLPProbes:
+def fit_probes(train: Probed, validation: Probed, classes: int, seeds: Sequence[int]) -> MLPProbes:
     """Return Adam's probes of standardised states, each with the best weights on other units."""
     layers, width = train.states.shape[1:]
-    probes = MLPProbes.drawn(seeds, layers, width, classes)
+    probes = MLPProbes.initial(seeds, layers, width, classes)
     for parameter in probes.parameters:
         parameter.requires_grad_()
-    optimizer = AdamW(probes.parameters, lr=RATE, weight_decay=0.0)
+    optimizer = AdamW(probes.parameters, lr=LEARNING_RATE, weight_decay=0.0)
     best = [parameter.detach().clone() for parameter in probes.parameters]
     lowest_SK = torch.full((len(seeds), layers), float("inf"))
     waited_SK = torch.zeros_like(lowest_SK, dtype=torch.int64)
     with progress("mlp probes", None, " epochs") as more:
         for epoch in range(MOST_EPOCHS):
             _epoch(probes, train, optimizer, [derive(seed, "mlp order", epoch) for seed in seeds])
-            found_SK = probes.losses(stopped_on)
-            better_SK = (found_SK < lowest_SK) & (waited_SK < PATIENCE)
-            lowest_SK = torch.where(better_SK, found_SK, lowest_SK)
+            loss_SK = probes.losses(validation)
+            better_SK = (loss_SK < lowest_SK) & (waited_SK < PATIENCE)
+            lowest_SK = torch.where(better_SK, loss_SK, lowest_SK)
             for kept, current in zip(best, probes.parameters, strict=True):
                 kept[better_SK] = current.detach()[better_SK]
             ended_SK = waited_SK >= PATIENCE

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from transfer_cli.analysis.analysis import Subject
-from transfer_cli.analysis.probes.states import SoughtSplit
+from transfer_cli.analysis.probes.states import PARTS, SoughtSplit
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
@@ -47,7 +47,7 @@ class MadeData:
     splits: Mapping[str, Sequence[Example] | Sequence[TagExample]]
 
 
-def made(kind: SurfaceTask, texts: Texts) -> MadeData:
+def surface_task(kind: SurfaceTask, texts: Texts) -> MadeData:
     """Return the examples of a made task; what it asks follows from the training texts."""
     return _MAKERS[kind](texts)
 
@@ -73,7 +73,7 @@ def _content(texts: Texts) -> MadeData:
         held = [(text, {word for word in _words(text) if word in number}) for text in of_split]
         splits[split] = [Example(text, number[min(words)]) for text, words in held
                          if len(words) == 1]  # fmt: skip
-    _check_bins(len(number), "no two words occur in several, but not in most, of the texts")
+    _check_bins(len(number), f"no two words are in several, but in at most {COMMON:.0%}, of them")
     return MadeData(ClassificationTask(tuple(known)), splits)
 
 
@@ -136,23 +136,21 @@ class Sought:
     splits: Mapping[str, SoughtSplit]
 
     @property
-    def of_words(self) -> bool:
+    def is_by_word(self) -> bool:
         """Whether words have labels, else texts."""
         return self.splits["train"].words is not None
 
 
-def given_labels(subject: Subject) -> Sought:
+def data_labels(subject: Subject) -> Sought:
     """Return the labels of the data that a subject is shown."""
     material, task = subject.material, subject.material.task
-    kinds = {"classification": False, "tagging": True}
-    if "train" not in material.names or task is None or task.name not in kinds:
-        what = (
-            "has no labels to learn from"
-            if task is None or "train" not in material.names
-            else (f"is of {task.name}, and probes look for one label a text, or a tag a word")
-        )
+    is_labelled = task is not None and "train" in material.names
+    if task is None or not is_labelled or task.name not in ("classification", "tagging"):
+        what = "has no labels to learn from"
+        if task is not None and is_labelled:
+            what = f"is of {task.name}, and probes look for one label a text, or a tag a word"
         raise ConfigError(
-            f"data: {material.called} {what}; give labelled data (data=trec6, data=conll ...), or "
+            f"data: {material.name} {what}; give labelled data (data=trec6, data=conll ...), or "
             "let a task be made from texts: analysis.probes.task=length, with data= or input=FILE"
         )
     if subject.split.name == "train":
@@ -169,7 +167,7 @@ def _splits(subject: Subject) -> dict[str, Split]:
     return splits
 
 
-def right_by_words(sought: Sought, task: Task | None) -> float | None:
+def bag_of_words_accuracy(sought: Sought, task: Task | None) -> float | None:
     """Return the share of scored texts that a linear model on words answers rightly.
 
     None: there is no such model of what was looked for.
@@ -179,13 +177,13 @@ def right_by_words(sought: Sought, task: Task | None) -> float | None:
     return None if right is None else right / len(scored.examples)
 
 
-def made_labels(subject: Subject, kind: SurfaceTask) -> Sought:
+def surface_labels(subject: Subject, kind: SurfaceTask) -> Sought:
     """Return the labels of a task that is made from the texts a subject is shown.
 
     Texts without a training split are parted at random: eight tenths to learn from, one to choose
     by, one to be scored.
     """
-    data = made(kind, _texts(subject))
+    data = surface_task(kind, _texts(subject))
     start = subject.opened.start
     direction = direction_of(start.description.shape)
     splits = {}
@@ -206,8 +204,7 @@ def _texts(subject: Subject) -> dict[str, Sequence[str]]:
     generator = np.random.default_rng(derive(subject.seed, "probes", "texts"))
     order = generator.permutation(len(texts))
     parts = np.split(order, [len(texts) * 8 // 10, len(texts) * 9 // 10])
-    names = ("train", "chosen_on", "scored")
-    return {name: [texts[at] for at in part] for name, part in zip(names, parts, strict=True)}
+    return {name: [texts[at] for at in part] for name, part in zip(PARTS, parts, strict=True)}
 
 
 def _checked(sought: Sought) -> Sought:

@@ -71,47 +71,44 @@ class Probed:
         """Return the same units with the states of one layer, `[N, D]`."""
         return replace(self, states=self.states[:, at])
 
-    def some(self, numbers: Tensor) -> "Probed":
+    def select(self, numbers: Tensor) -> "Probed":
         """Return the units with these numbers."""
         words = None if self.words is None else [self.words[at] for at in numbers.tolist()]
         return Probed(self.states[numbers], self.label[numbers], words)
 
-    def mixed(self, share_K: Tensor) -> "Probed":
+    def mix_layers(self, share_K: Tensor) -> "Probed":
         """Return the same units with the weighted mean of their layers, `[N, 1, D]`."""
         mixed_ND = torch.einsum("nkd,k->nd", self.states, share_K)
         return replace(self, states=mixed_ND[:, None])
 
-    def labelled(self, label: Tensor) -> "Probed":
-        """Return the same units with other labels."""
-        return replace(self, label=label)
 
-
+PARTS = ("train", "chosen_on", "scored")
 Parts = Mapping[str, Probed]
 """`train`, which probes learn from, `chosen_on`, which chooses among them, and `scored`."""
 
 
-def parts_of(
-    subject: Subject, model: TransferModel, splits: Mapping[str, SoughtSplit], read: LayersRead
+def read_parts(
+    subject: Subject, model: TransferModel, splits: Mapping[str, SoughtSplit], selection: LayersRead
 ) -> Parts:
     """Return the states of all parts, each dimension at mean 0 and variance 1 in `train`.
 
     Where there is no `chosen_on`, a tenth of the training units are.
     """
-    parts = {name: states_of(subject, model, split, read) for name, split in splits.items()}
+    parts = {name: read_states(subject, model, split, selection) for name, split in splits.items()}
     if "chosen_on" not in parts:
         train = parts["train"]
         generator = torch.Generator().manual_seed(derive(subject.seed, "probes", "held out"))
         order_N = torch.randperm(len(train), generator=generator)
         share_held_out = 0.1  # of the training units, where no other units are there to choose by
         held_out = math.ceil(share_held_out * len(train))
-        parts["chosen_on"] = train.some(order_N[:held_out])
-        parts["train"] = train.some(order_N[held_out:])
+        parts["chosen_on"] = train.select(order_N[:held_out])
+        parts["train"] = train.select(order_N[held_out:])
     standardise(parts)
     return parts
 
 
-def states_of(
-    subject: Subject, model: TransferModel, sought: SoughtSplit, read: LayersRead
+def read_states(
+    subject: Subject, model: TransferModel, sought: SoughtSplit, selection: LayersRead
 ) -> Probed:
     """Return the states of a split in one pass.
 
@@ -121,8 +118,8 @@ def states_of(
         subject: Whose batches and precision they are.
         model: It, or one of its shape.
     """
-    width = model.backbone.shape.width * (3 if read.pooling == "concat" else 1)
-    most = min(read.most, max(1, MOST_BYTES // (4 * len(read.layers) * width)))
+    width = model.backbone.shape.width * (3 if selection.pooling == "concat" else 1)
+    most = min(selection.most, max(1, MOST_BYTES // (4 * len(selection.layers) * width)))
     rows, units = len(sought.split.data), len(sought.labels)
     taken = rows if units <= most else max(1, rows * most // units)
     numbers, portions = list[Tensor](), list[Tensor]()
@@ -130,10 +127,10 @@ def states_of(
         for row, batch in subject.batches(sought.split, taken):
             with subject.precision.context():
                 every = Encoding(model, batch).states
-                kept = [every[layer] for layer in read.layers]
+                kept = [every[layer] for layer in selection.layers]
                 if sought.words is None:
                     numbers.append(torch.from_numpy(row))
-                    vectors = [pool(state, batch["mask"], read.pooling) for state in kept]
+                    vectors = [pool(state, batch["mask"], selection.pooling) for state in kept]
                 else:
                     at = rows_with_word(batch)
                     numbers.append(batch["word"].flatten()[at].cpu())

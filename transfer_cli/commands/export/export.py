@@ -16,37 +16,36 @@ import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from transfer_cli.assembly.exports import in_units, ours_of, published_head, unit_of
+from transfer_cli.assembly import exports
 from transfer_cli.assembly.finished_run import (
-    config_of,
+    bound_objective,
     load_trained,
     longest_input,
-    objective_of,
     open_trained,
+    read_run_config,
 )
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
-from transfer_cli.commands.evaluate import on_validation
+from transfer_cli.commands.evaluate import validation_measures
 from transfer_cli.commands.paths import check_new
-from transfer_cli.config.models import place_of
+from transfer_cli.config.models import expand_short_name
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import ExportConfig
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import (
-    CheckpointError,
     ConfigError,
     StoppedError,
     TransferError,
     between,
-    listed,
+    list_names,
     raised_as,
 )
 from transfer_cli.interop.saving import write_beside_graph, write_folder, write_tokenizer
 from transfer_cli.interop.sentence_folder import SentenceModules, write_modules
 from transfer_cli.interop.targets import Ours, Texts
-from transfer_cli.interop.vocabulary import FILE
-from transfer_cli.metrics import wilson_interval
+from transfer_cli.interop.vocabulary import TOKENIZER_FILE
+from transfer_cli.metrics import wilson_interval, without_details
 from transfer_cli.model.added import merge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import check_finite
@@ -55,19 +54,19 @@ from transfer_cli.objectives.language_model import HEAD, LanguageModel
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.reports import formats
-from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.runs.atomic import as_run_error, new_folder
 from transfer_cli.runs.class_scores import (
-    FEW,
+    MOST_LISTED,
     TITLES,
     Counts,
     class_scores,
-    confused,
-    counts_in,
-    one_label_each,
+    count_table,
+    describe_confusions,
+    has_one_label_each,
 )
 from transfer_cli.runs.directory import HUB, PARTS, RunDirectory
 from transfer_cli.runs.results import Results
-from transfer_cli.runs.untrusted import is_number, mapping, nested
+from transfer_cli.runs.untrusted import is_number, nested, nested_mapping
 from transfer_cli.safe_files import (
     in_one_line,
     markdown_code,
@@ -78,7 +77,7 @@ from transfer_cli.safe_files import (
     read_text,
 )
 from transfer_cli.tasks.similarity.contrastive import Contrastive
-from transfer_cli.terminal import STOP_SIGNALS, Entry, Page, Piece, handling, print_out
+from transfer_cli.terminal import STOP_SIGNALS, Entry, Page, Piece, handle_signals, print_out
 
 log = logging.getLogger(__name__)
 
@@ -98,15 +97,15 @@ def export(config: ExportConfig) -> None:
         )
     to = Path(config.to).expanduser()
     check_new(to)
-    start = open_pretrained(_place(config.run, config.part), "run", config.base)
+    start = open_pretrained(_part_path(config.run, config.part), "run", config.base)
     write = {"hf": _write_hf, "onnx": _write_onnx, "gguf": _write_gguf, "peft": _write_peft}[
         config.format
     ]
     try:
         with (
-            handling(STOP_SIGNALS, _stop),
+            handle_signals(STOP_SIGNALS, _stop),
             progress(f"exporting as {config.format}"),
-            writing(to),
+            as_run_error(to),
             new_folder(to) as made,
         ):
             facts = write(config, start, made)
@@ -127,7 +126,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped(signal.Signals(number).name)
 
 
-def _place(run: str, part: str | None) -> str:
+def _part_path(run: str, part: str | None) -> str:
     if part is None:
         return run
     parts = Path(run).expanduser() / PARTS
@@ -135,16 +134,16 @@ def _place(run: str, part: str | None) -> str:
     if part not in there:
         raise ConfigError(
             f"part: {run} has no part {part!r}"
-            + (f"; it has {listed(there)}" if there else ", nor any other; leave part= out")
+            + (f"; it has {list_names(there)}" if there else ", nor any other; leave part= out")
         )
     return str(parts / part)
 
 
-def _merged(config: ExportConfig, start: Pretrained) -> Ours:
+def _merged_tensors(config: ExportConfig, start: Pretrained) -> Ours:
     tensors = start.tensors()
     model, _ = start.filled(tensors)
     merge(model)
-    ours = ours_of(
+    ours = exports.exportable_model(
         start.description,
         start.tokenizer,
         start.task,
@@ -152,7 +151,7 @@ def _merged(config: ExportConfig, start: Pretrained) -> Ours:
         {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")},
         head=config.head,
         texts="published" if start.published is not None else None,
-        length=_length(start),
+        length=_export_length(start),
         chat=start.chat_template,
     )
     check_finite(ours.tensors, start.weights)  # a product of finite numbers may be none
@@ -164,7 +163,7 @@ def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
 
     model_type = start.published.family.model_type if start.published else None
     family = config.family or model_type
-    target = write_gguf(_merged(config, start), folder, family, Path(config.to).name)
+    target = write_gguf(_merged_tensors(config, start), folder, family, Path(config.to).name)
     return {
         "written": f"{Path(config.to) / FILE_NAME}, float32; llama-quantize makes it smaller",
         "loads as": f"{target.family.name}, in llama.cpp",
@@ -174,7 +173,7 @@ def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
 def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     from transfer_cli.interop.peft_folder import write_adapter
 
-    run = config_of(start)
+    run = read_run_config(start)
     place = None if run is None else run.get("init_from")
     base = None if place is None else open_pretrained(str(config.base or place), "base")
     if place is None or base is None or base.published is None:
@@ -182,13 +181,13 @@ def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
             "format: peft is for a run that adapted a published model (init_from), onto which "
             "others load it; take format=hf"
         )
-    objective = objective_of(start) if _has_head(start) else None
+    objective = bound_objective(start) if _has_head(start) else None
     model, _ = start.filled(start.tensors(), objective)
-    ours = ours_of(
-        start.description, start.tokenizer, start.task, model, head=True, length=_length(start),
-        chat=start.chat_template,
+    ours = exports.exportable_model(
+        start.description, start.tokenizer, start.task, model, head=True,
+        length=_export_length(start), chat=start.chat_template,
     )  # fmt: skip
-    name = place_of(str(place)).removeprefix(HUB)
+    name = expand_short_name(str(place)).removeprefix(HUB)
     family = config.family or base.published.family.model_type
     target = write_adapter(model, ours, base.tensors(), name, folder, family)
     write_tokenizer(ours, folder, ours.tokenizer.pad, mask_lstrip=target.family.mask_lstrip)
@@ -199,18 +198,18 @@ def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
 
 
 def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
-    ours = _merged(config, start)
+    ours = _merged_tensors(config, start)
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
-    target, objective = written.target, objective_of(start)
+    target, objective = written.target, bound_objective(start)
     if config.head and isinstance(objective, Contrastive):
-        modules = SentenceModules(objective.pooled_by, bool(objective.normalize), ours.length)
+        modules = SentenceModules(objective.vector_pooling, bool(objective.normalize), ours.length)
         write_modules(folder, modules, ours.shape.width)
     card = Card(
         f"{target.family.name} ({target.architecture})", target.pipeline, target.architecture,
         written.labels, written.left_out,
     )  # fmt: skip
-    (folder / "README.md").write_text(card_of(start, card, config.to, ours.length), "utf-8")
+    (folder / "README.md").write_text(model_card(start, card, config.to, ours.length), "utf-8")
     facts = {
         "written": config.to,
         "loads as": written.target.describe(),
@@ -230,21 +229,22 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
 
     objective, tensors = None, start.tensors()
     if config.head and _has_head(start):
-        published_head(start.description, start.task)  # refuses what others do not know
-        objective = objective_of(start)
-        model = load_trained(start, objective, in_units(tensors, objective, start.task))
+        exports.published_head(start.description, start.task)  # refuses what others do not know
+        objective = bound_objective(start)
+        scaled = exports.scaled_to_units(tensors, objective, start.task)
+        model = load_trained(start, objective, scaled)
     else:
         model, _ = start.filled(tensors)
-    pruned = {} if config.prune is None else _prune(model, Path(config.prune), config.prune_share)
+    pruned = {} if config.prune is None else _prune(model, config)
     causal = start.description.shape.direction == "causal"
     # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
     is_text = start.task is None and start.lines != "end"
     layout = usual if start.published is not None or is_text else None
     family = start.published.family if start.published else None
-    ours = _ours_of_graph(start, model, objective)
+    ours = _graph_parts(start, model, objective)
     task = write_beside_graph(ours, folder, family)
-    again = _again(start, ours, objective, LibraryTokenizer.load(folder / FILE))
+    again = _reopening_facts(start, ours, objective, LibraryTokenizer.load(folder / TOKENIZER_FILE))
     largest = write_onnx(model.eval(), objective, ours, folder, layout=layout, again=again)
     facts = {
         "written": config.to,
@@ -261,23 +261,24 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
         quantize(folder / GRAPH)
         sizes.append(graph_size(folder))
         facts["size"] = " before, ".join(map(formats.size, sizes)) + f" by {config.quantize}"
-        losses = _measured(config, start, folder)
+        losses = _quantization_losses(config, start, folder)
         facts["measured"] = "; ".join(f"{name} {losses[name]}" for name in losses)
     kind = f"ONNX graph, {config.quantize or 'float32'}"
     card = Card(kind, task, "", ours.labels, left_out, losses)
-    (folder / "README.md").write_text(card_of(start, card, config.to, ours.length), "utf-8")
+    (folder / "README.md").write_text(model_card(start, card, config.to, ours.length), "utf-8")
     if left_out:
         facts["left out"] = ", ".join(left_out)
     return facts
 
 
-def _prune(model: TransferModel, path: Path, share: float) -> dict[str, str]:
+def _prune(model: TransferModel, config: ExportConfig) -> dict[str, str]:
     """Remove the least important heads of a model, by what an analysis found; say how many."""
     from transfer_cli.model.pruned_heads import prune_heads
 
-    between("prune_share:", share, 0, 1, ConfigError)
+    between("prune_share:", config.prune_share, 0, 1, ConfigError)
+    path = Path(str(config.prune)).expanduser()
     shape = model.backbone.shape
-    with raised_as(ConfigError, f"prune: {path}: ", OSError, ValueError):
+    with raised_as(ConfigError, f"prune: {path}: ", OSError, TypeError, ValueError):
         importance = np.array(read_json(path).get("heads"), float)
     if importance.shape != (shape.depth, shape.heads) or not np.isfinite(importance).all():
         raise ConfigError(
@@ -286,60 +287,57 @@ def _prune(model: TransferModel, path: Path, share: float) -> dict[str, str]:
             "analysis=importance`"
         )
     order = np.argsort(importance.ravel(), kind="stable")
-    gone = order[: round(share * importance.size)].tolist()
+    gone = order[: round(config.prune_share * importance.size)].tolist()
     by_block = groupby(sorted(gone), lambda number: number // shape.heads)
+    heads = {block: {head % shape.heads for head in numbers} for block, numbers in by_block}
     merge(model)
-    prune_heads(
-        model.backbone, {block: {head % shape.heads for head in of} for block, of in by_block}
-    )
+    prune_heads(model.backbone, heads)
     return {"pruned": f"{len(gone)} of {importance.size} heads, the least important ones"}
 
 
-def _ours_of_graph(start: Pretrained, model: TransferModel, objective: Objective | None) -> Ours:
+def _graph_parts(start: Pretrained, model: TransferModel, objective: Objective | None) -> Ours:
     of_lines: Texts | None = None if start.published is None else "published"
-    ours = ours_of(
+    ours = exports.exportable_model(
         start.description, start.tokenizer, start.task, model,
-        head=objective is not None, length=_length(start), chat=start.chat_template,
+        head=objective is not None, length=_export_length(start), chat=start.chat_template,
         texts=of_lines if isinstance(objective, LanguageModel) else "labelled",
     )  # fmt: skip
     return replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
 
 
-def _again(
+def _reopening_facts(
     start: Pretrained, ours: Ours, objective: Objective | None, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """Return what `open_graph` reads."""
-    mean, scale = (0.0, 1.0) if objective is None else unit_of(objective, start.task)
+    unit = (0.0, 1.0) if objective is None else exports.unit_mean_and_scale(objective, start.task)
     description = replace(start.description, tokenizer_hash=tokenizer.hash, edits={}, base=None)
     if start.published is not None:
         description = replace(description, lines=start.lines, pairs=not start.reads_lines)
-    return {
-        "model": asdict(description), "segments": ours.shape.segments, "mean": mean, "scale": scale
-    }  # fmt: skip
+    facts = {"model": asdict(description), "segments": ours.shape.segments}
+    return {**facts, "mean": unit[0], "scale": unit[1]}
 
 
-def _measured(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+def _quantization_losses(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Return each measure on the run's own validation, of the run and of the graph."""
     precision = Precision("fp32", torch.device("cpu"))
     try:
         if not start.has_run:
             raise ConfigError("a published model brings no data")
-        trained = open_trained(_place(config.run, config.part), precision, config.base)
+        trained = open_trained(_part_path(config.run, config.part), precision, config.base)
         graph = open_trained(str(folder), precision)
         models = {"run": trained.model, "graph": graph.model}
-        one, other = on_validation(trained, models, precision).values()
+        one, other = validation_measures(trained, models, precision).values()
     except TransferError as error:
         log.warning("quantize: what it costs is not measured: %s", error)
         return {"not measured": "see the warning"}
-    whole = (name for name in one if "/" not in name)
-    return {name: f"{one[name]:.4g} -> {other[name]:.4g}" for name in whole}
+    return {name: f"{n:.4g} -> {other[name]:.4g}" for name, n in without_details(one).items()}
 
 
-def _length(start: Pretrained) -> int:
+def _export_length(start: Pretrained) -> int:
     """Return the longest input: `predict`'s for labelled texts; a language model reads any."""
     if start.task is None:
         return start.description.shape.positions
-    config = config_of(start)
+    config = read_run_config(start)
     length = longest_input(start, config)
     if config is None and start.published is None:
         log.warning(
@@ -398,7 +396,7 @@ class Card:
     losses: Mapping[str, str] = field(default_factory=dict)
 
 
-def card_of(start: Pretrained, card: Card, to: str, length: int) -> str:
+def model_card(start: Pretrained, card: Card, to: str, length: int) -> str:
     """Return the card of a model that reads `length` tokens of a text.
 
     How it was trained only the directory of a run can say.
@@ -413,45 +411,45 @@ def card_of(start: Pretrained, card: Card, to: str, length: int) -> str:
         + ("never a choice" if card.task == "multiple-choice" else "of two the longer first"),
     }
     run = RunDirectory(start.folder.parent)
-    results = _results(run) if start.has_run else None
-    return rendered(
+    results = _read_results(run) if start.has_run else None
+    return render_card(
         title=Path(to).name,
         card=card,
         what=what,
-        how=_training(run, results) if results else {},
-        command=_command(run, results) if results else "",
+        how=_training_facts(run, results) if results else {},
+        command=_typed_command(run, results) if results else "",
         measures=results.measures if results else {},
-        by_label=_by_label(results) if results else {},
+        by_label=_label_table(results) if results else {},
     )
 
 
-def _by_label(results: Results) -> dict[str, Any]:
+def _label_table(results: Results) -> dict[str, Any]:
     """Return how well each label was found on the last split, the worst first."""
     split = ["", *results.measures][-1]
     scores = class_scores([results], split)
     if not scores:
         return {}
-    table = counts_in(results, split, "confusion", len(results.labels))
-    pairs = confused(results.labels, table) if table else ""
-    more = len(scores) - FEW
+    table = count_table(results, split, "confusion", len(results.labels))
+    pairs = describe_confusions(results.labels, table) if table else ""
+    more = len(scores) - MOST_LISTED
     notes = [
-        _expected(results, table) if table and one_label_each(results.metrics) else "",
+        _accuracy_sentence(results, table) if table and has_one_label_each(results.metrics) else "",
         f"{more:,} labels more have a higher F1." if more > 0 else "",
         f"Most often confused: {pairs}." if pairs else "",
     ]
     return {
         "head": [split, *TITLES],
-        "rows": [[printable(score.label), *score.cells()] for score in scores[:FEW]],
+        "rows": [[printable(score.label), *score.cells()] for score in scores[:MOST_LISTED]],
         "note": printable(" ".join(filter(None, notes))),
     }
 
 
-def _expected(results: Results, confusion: Counts) -> str:
+def _accuracy_sentence(results: Results, confusion: Counts) -> str:
     """Return how often new texts get the right label, as far as the scored ones tell."""
     total, right = sum(map(sum, confusion)), sum(row[at] for at, row in enumerate(confusion))
     # A text that stands there twice says no more than once.
     different = nested(results.more, "by_words", "different")
-    texts = min(int(different), total) if is_number(different) else total
+    texts = int(min(different, total)) if is_number(different) and different >= 1 else total
     low, high = wilson_interval(round(right * texts / total), texts)
     return (
         f"The accuracy of {right / total:.3f} has a 95 % interval of {low:.3f} to {high:.3f}, by "
@@ -459,7 +457,7 @@ def _expected(results: Results, confusion: Counts) -> str:
     )
 
 
-def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
+def render_card(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
     """Return `card.md` with values, which may come from the run of a stranger."""
     environment = Environment(  # noqa: S701 - Markdown, in which every value is escaped
         loader=PackageLoader("transfer_cli", "commands/export"),
@@ -468,7 +466,7 @@ def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {name: _ready(write) for name, write in _FILTERS.items()}
+    environment.filters |= {name: _marked_as_markdown(write) for name, write in _FILTERS.items()}
     names = dict.fromkeys(name for split in measures.values() for name in split)
     rows = [
         [name, *(f"{split[name]:.4g}" if name in split else "" for split in measures.values())]
@@ -478,49 +476,49 @@ def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
     return environment.get_template("card.md").render(values, measures=measures, **table)
 
 
-def _ready(write: Callable[[Any], str]) -> Callable[[Any], _Markdown]:
+def _marked_as_markdown(write: Callable[[Any], str]) -> Callable[[Any], _Markdown]:
     return lambda value: _Markdown(write(value))
 
 
-def _training(run: RunDirectory, results: Results) -> dict[str, str]:
-    presets, timing = _json(run.presets), _json(run.timing)
-    environment = _json(run.environment)
+def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
+    presets, timing = _read_json_or_empty(run.presets), _read_json_or_empty(run.timing)
+    environment = _read_json_or_empty(run.environment)
     facts = {
         "data": presets.get("data"),
-        "trained on": _files(run),
+        "trained on": _data_files(run),
         "scheme": presets.get("adaptation"),
         "objective": presets.get("objective"),
         "started from": _started_from(run),
         "seed": results.seed,
-        "seen": _filled(
+        "seen": _format_if_known(
             "{steps:,} steps, {examples:,} examples, {tokens:,} tokens", asdict(results.seen)
         ),
-        "parameters that trained": _filled(
+        "parameters that trained": _format_if_known(
             "{trainable:,} of {total:,}", asdict(results.parameters)
         ),
         "seconds": timing.get("seconds"),
         "trained until": timing.get("ended"),
         "versions": ", ".join(
-            f"{name} {version}" for name, version in mapping(environment, "versions").items()
+            f"{name} {version}" for name, version in nested_mapping(environment, "versions").items()
         ),
     }
     return {name: printable(str(value)) for name, value in facts.items() if value not in (None, "")}
 
 
-def _files(run: RunDirectory) -> str:
+def _data_files(run: RunDirectory) -> str:
     """Return the names of the files of each stream of data, as it was noted what they were."""
-    streams = mapping(_json(run.origins), "data")
+    streams = nested_mapping(_read_json_or_empty(run.origins), "data")
     sources = [
-        mapping(mapping(streams, stream), split).get("source")
+        nested_mapping(nested_mapping(streams, stream), split).get("source")
         for stream in streams
-        for split in mapping(streams, stream)
+        for split in nested_mapping(streams, stream)
     ]
     return ", ".join(
         dict.fromkeys(Path(source).name for source in sources if isinstance(source, str))
     )
 
 
-def _filled(sentence: str, numbers: Any) -> str | None:
+def _format_if_known(sentence: str, numbers: Any) -> str | None:
     try:
         return sentence.format_map(numbers)
     except (TypeError, KeyError, ValueError, IndexError, AttributeError):
@@ -528,40 +526,40 @@ def _filled(sentence: str, numbers: Any) -> str | None:
 
 
 def _started_from(run: RunDirectory) -> str | None:
-    given = (word.partition("=") for word in _words(run))
+    given = (word.partition("=") for word in _typed_words(run))
     place = next((value for key, _, value in given if key == "init_from"), None)
     return place if place is None or place.startswith(HUB) else Path(place).name
 
 
-def _command(run: RunDirectory, results: Results) -> str:
+def _typed_command(run: RunDirectory, results: Results) -> str:
     """Return what was typed, with the last part of each path."""
-    shown = [_without_place(word) for word in _words(run)]
+    shown = [_without_folders(word) for word in _typed_words(run)]
     return shlex.join(["transfer", results.command or "finetune", *shown])
 
 
-def _without_place(word: str) -> str:
+def _without_folders(word: str) -> str:
     key, _, value = word.partition("=")
     if Role.PLACE in role_of(key) and not value.startswith(HUB):
         return f"{key}={Path(value).name}"
     return f"{key}={_PATH.sub(lambda match: Path(match[0]).name, value)}" if value else word
 
 
-def _words(run: RunDirectory) -> list[str]:
+def _typed_words(run: RunDirectory) -> list[str]:
     try:
         return [word for word in read_text(run.overrides).splitlines() if word]
     except (OSError, ValueError):
         return []
 
 
-def _results(run: RunDirectory) -> Results | None:
+def _read_results(run: RunDirectory) -> Results | None:
     try:
         return Results.read(run.results)
     except (OSError, ValueError):
         return None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json_or_empty(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
-    except (OSError, ValueError, CheckpointError):
+    except (OSError, ValueError):
         return {}

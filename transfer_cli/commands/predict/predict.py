@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
-from glob import has_magic
+from glob import escape, has_magic
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.commands.closing import Closing
+from transfer_cli.commands.closing import AnswerSummary
 from transfer_cli.commands.paths import check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Input, Row
@@ -27,14 +27,14 @@ from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.config.check_beams import typed_beams
 from transfer_cli.config.schema import PredictConfig
 from transfer_cli.data import readers
-from transfer_cli.data.documents import OF_TABLES, files_of_one_format
+from transfer_cli.data.documents import TABLE_SUFFIXES, files_of_one_format
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, OnError
-from transfer_cli.data.table import OpenTable, Refuse, Skipped, say_skipped
-from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted, typed
+from transfer_cli.data.table import OpenTable, Refuse, Skipped, warn_of_skipped
+from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted, parse_columns
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluation import SHOWN
+from transfer_cli.engine.evaluation import SHOWN_CHARACTERS
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import (
     ConfigError,
@@ -45,12 +45,12 @@ from transfer_cli.errors import (
     count_or_auto,
     raised_as,
 )
-from transfer_cli.progress import More, progress
+from transfer_cli.progress import Advance, progress
 from transfer_cli.runs import atomic
 from transfer_cli.runs.atomic import check_inside, flush
 from transfer_cli.runs.locks import Lock
 from transfer_cli.tasks.base import Answer, Task
-from transfer_cli.terminal import STOP_SIGNALS, handling
+from transfer_cli.terminal import STOP_SIGNALS, handle_signals
 from transfer_cli.training.workers import in_process_group
 
 log = logging.getLogger(__name__)
@@ -61,62 +61,62 @@ WINDOW_BATCHES = 64
 
 def predict(config: PredictConfig) -> None:
     """Write the label and the probabilities of every text."""
-    files = _files(config)
-    _check(config, files)
+    files = _input_files(config)
+    _check_config(config, files)
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
-        ensemble = _ensemble(config, precision)
-        stop = Stop()
+        ensemble = _open_ensemble(config, precision)
+        stop = SignalStop()
         if not distributed.is_main():
-            with stop.waiting(), stop.listening():  # the first process ends all of them
+            with stop.deferred(), stop.handling_signals():  # the first process ends all of them
                 while asked := json.loads(distributed.broadcast_text("")):
-                    ensemble.together([ensemble.task.example(**example) for example in asked])
+                    ensemble.answers([ensemble.task.example(**example) for example in asked])
             return
         write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
         is_handed_in = config.output_format == writing.SUBMITTED
         submission = ensemble.submission() if is_handed_in else None
-        opened, choose = _ways_in(config, files[0], ensemble, submission)
-        path = _path(config, files[0], submission)
+        open_one, choose = _opener_and_chooser(config, files[0], ensemble, submission)
+        path = _output_path(config, files[0], submission)
         most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
-        closing = Closing(ensemble.task, *ensemble.training_labels)
+        summary = AnswerSummary(ensemble.task, *ensemble.training_labels)
         tables: list[Skipped] = []
         with (
-            reading.all_opened(files, opened, choose) as (chosen, inputs),
-            _opened(path, ensemble.digest, resume=config.resume) as (out, partial),
-            stop.listening(),
-            _shown(config, files, ensemble.num_runs) as more,
+            reading.open_inputs(files, open_one, choose) as (chosen, inputs),
+            _open_output(path, ensemble.digest, resume=config.resume) as (out, partial),
+            stop.handling_signals(),
+            _progress(config, files, ensemble.num_runs) as more,
         ):
             answers = write(out, Columns(chosen, config.keep, ensemble.task, submission))
-            earlier = Earlier(partial if config.resume else None, answers)
-            for given in inputs:
-                name = given.table.name
+            earlier = EarlierAnswers(partial if config.resume else None, answers)
+            for opened_input in inputs:
+                name = opened_input.table.name
                 answers.file = name if len(files) > 1 else None
                 tables.append(Skipped(name))
                 on_error = tables[-1] if config.errors == "skip" else Refuse("errors")
-                rows = _rows(given.table, answers, on_error)
-                for window in reading.windows(rows, most, given.is_there):
+                rows = _writable_rows(opened_input.table, answers, on_error)
+                for window in reading.windows(rows, most, opened_input.is_ready):
                     is_done = earlier.has(window, name)
-                    results = [] if is_done else _together(ensemble, window, name, more)
-                    with stop.waiting():
+                    results = [] if is_done else _answer_window(ensemble, window, name, more)
+                    with stop.deferred():
                         if results:
-                            _write(answers, window, results, name, closing)
+                            _write_window(answers, window, results, name, summary)
                         stop.place = f"after line {window[-1].line:,} of {name}"
                     tables[-1].answered += len(window)
                     more(0 if results else len(window) * ensemble.num_runs)
             earlier.close(files[-1])
-            say_skipped(tables)
+            warn_of_skipped(tables)
             distributed.broadcast_text("[]")
-        ensemble.say_cuts()
-        closing.say()
+        ensemble.warn_of_texts()
+        summary.log_summary()
 
 
-def _ensemble(config: PredictConfig, precision: Precision) -> Ensemble:
-    beams, paths = typed_beams(vars(config)), _paths(config.run)
+def _open_ensemble(config: PredictConfig, precision: Precision) -> Ensemble:
+    beams, paths = typed_beams(vars(config)), _run_paths(config.run)
     runs = (open_trained(path, precision, config.base, beams) for path in paths)
     return Ensemble(runs, precision, config.batch)
 
 
-def _files(config: PredictConfig) -> list[str]:
+def _input_files(config: PredictConfig) -> list[str]:
     """Return the files of `input`, as `data.train` names them; - for standard input."""
     given = config.input if isinstance(config.input, list) else [config.input]
     if len(given) == 1 and isinstance(name := given[0], str):
@@ -126,27 +126,27 @@ def _files(config: PredictConfig) -> list[str]:
     if not given or not all(isinstance(name, str) and name != "-" for name in given):
         raise ConfigError(f"input: expected files, a folder, a glob, or -, got {config.input}")
     with raised_as(DataError, "input: ", DataError):
-        paths = files_of_one_format(given, (*OF_TABLES, ".txt"), config.format)
+        paths = files_of_one_format(given, (*TABLE_SUFFIXES, ".txt"), config.format)
     return list(map(str, paths))
 
 
-def _ways_in(
+def _opener_and_chooser(
     config: PredictConfig, first: str, ensemble: Ensemble, submission: Submission | None
 ) -> tuple[
     Callable[[str], AbstractContextManager[Input]], Callable[[OpenTable, Wanted | None], Chosen]
 ]:
     """Return what opens a file, and what chooses its columns."""
     table_format = reading.format_of(config.format, first)
-    asked, trained_on = _wanted(config, ensemble, table_format, submission)
+    asked, trained_on = _wanted_columns(config, ensemble, table_format, submission)
     wanted = asked if asked.text or asked.texts else trained_on
 
-    def opened(name: str) -> AbstractContextManager[Input]:
-        return reading.opened(name, table_format, _layout(config), wanted)
+    def open_one(name: str) -> AbstractContextManager[Input]:
+        return reading.open_input(name, table_format, _layout(config), wanted)
 
     def choose(table: OpenTable, first: Wanted | None) -> Chosen:
-        return _chosen(table, asked, first or trained_on, ensemble.task)
+        return _choose_columns(table, asked, first or trained_on, ensemble.task)
 
-    return opened, choose
+    return open_one, choose
 
 
 def _most_rows(batch: int, task: Task) -> int:
@@ -156,39 +156,37 @@ def _most_rows(batch: int, task: Task) -> int:
     return max(batch, min(batch * WINDOW_BATCHES, window_cells // len(task.cell_names)))
 
 
-def _shown(config: PredictConfig, files: Sequence[str], runs: int) -> AbstractContextManager[More]:
+def _progress(
+    config: PredictConfig, files: Sequence[str], runs: int
+) -> AbstractContextManager[Advance]:
     """Return the display of how many answers there are: one for each line and run."""
 
     def total() -> int | None:
         lines = [readers.count_lines(Path(name).expanduser()) for name in files]
         return None if None in lines else sum(filter(None, lines)) * runs
 
-    return progress(
-        "predicting",
-        total,
-        "answers",
-        # A terminal on which answers appear is no place for more.
-        shown=config.output != "-" or not sys.stdout.isatty(),
-    )
+    # A terminal on which answers appear is no place for more.
+    shown = config.output != "-" or not sys.stdout.isatty()
+    return progress("predicting", total, "answers", shown=shown)
 
 
-def _together(
-    ensemble: Ensemble, window: Sequence[Row], name: str, more: More
+def _answer_window(
+    ensemble: Ensemble, window: Sequence[Row], name: str, more: Advance
 ) -> list[Answer | None]:
     examples = [row.example for row in window]
     if distributed.world_size() > 1:
         # The first process alone reads: there is one standard input.
         distributed.broadcast_text(json.dumps(list(map(asdict, examples))))
     with raised_as(DataError, f"{name}, ", DataError):
-        return ensemble.together(examples, more)
+        return ensemble.answers(examples, more)
 
 
-def _write(
+def _write_window(
     answers: Answers,
     window: Sequence[Row],
     results: Sequence[Answer | None],
     name: str,
-    closing: Closing,
+    summary: AnswerSummary,
 ) -> None:
     """Write the answers up to the first one that is not finite."""
     finite: list[Answer] = []
@@ -199,17 +197,17 @@ def _write(
     answers.write_window(window[: len(finite)], finite)
     for row, answer in zip(window, finite, strict=False):
         if said := answers.task.said(answer):
-            closing.note(*said, answers.task.texts(row.example)[0], row.line, answers.file)
+            summary.add(*said, answers.task.texts(row.example)[0], row.line, answers.file)
     if len(finite) < len(window):
         row = window[len(finite)]
-        text = answers.task.texts(row.example)[0][:SHOWN]
+        text = answers.task.texts(row.example)[0][:SHOWN_CHARACTERS]
         raise NotFiniteError(f"{name}, line {row.line}: the answer to {text!r}")
 
 
-def _rows(table: OpenTable, answers: Answers, on_error: OnError) -> Iterator[Row]:
+def _writable_rows(table: OpenTable, answers: Answers, on_error: OnError) -> Iterator[Row]:
     """Yield the rows that can be read, and written when they are labelled."""
-    for read in reading.rows_of(table, answers.columns, on_error):
-        row = answers.placed(read)
+    for read in reading.read_rows(table, answers.columns, on_error):
+        row = answers.with_place(read)
         problem = answers.problem_of(row)
         if problem is None:
             yield row
@@ -217,7 +215,7 @@ def _rows(table: OpenTable, answers: Answers, on_error: OnError) -> Iterator[Row
             on_error(DataError(f"{table.name}, line {row.line}: {problem}"))
 
 
-def _wanted(
+def _wanted_columns(
     config: PredictConfig, ensemble: Ensemble, table_format: str, submission: Submission | None
 ) -> tuple[Wanted, Wanted]:
     """Return the columns that are asked for, and those of the training data."""
@@ -225,11 +223,11 @@ def _wanted(
         return Wanted(labelled=False, keys=""), ANY
     text, pair, *_ = (*(submission.texts if submission else ()), None, None)
     trained_on = ensemble.columns
-    asked = typed(config.text or text, config.pair or pair, None)
+    asked = parse_columns(config.text or text, config.pair or pair, None)
     return replace(asked, join=trained_on.join, labelled=False, keys=""), trained_on
 
 
-def _chosen(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:
+def _choose_columns(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:
     """Return the columns to read: those that were typed, now or for training, else the task's."""
     column = reading.task_column(table.names, asked, trained_on, task, table.name)
     if column is not None:
@@ -237,29 +235,24 @@ def _chosen(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> 
     return table.columns(replace(asked, paired=task.reads_pairs), trained_on)
 
 
-def _path(config: PredictConfig, test: str, submission: Submission | None) -> str:
+def _output_path(config: PredictConfig, test: str, submission: Submission | None) -> str:
     """Return where answers go; those to a benchmark have their own name in an existing folder."""
     folder = Path(config.output).expanduser()
     if submission is not None and config.output != "-" and folder.is_dir():
-        return str(folder / submission.name_of(test))
+        return str(folder / submission.answers_file_name(test))
     check_output(config.output)
     return config.output
 
 
 def _layout(config: PredictConfig) -> Layout:
     is_test = config.output_format == writing.SUBMITTED  # nothing to recognise: text may hold all
-    delimiter, header = ("tab", True) if is_test else (None, None)
+    delimiter = config.delimiter or ("tab" if is_test else None)
+    header = True if is_test and config.header is None else config.header
     with raised_as(ConfigError, ""):
-        return Layout(
-            config.delimiter or delimiter,
-            config.encoding,
-            header if config.header is None else config.header,
-            config.quotes,
-            config.sheet,
-        )
+        return Layout(delimiter, config.encoding, header, config.quotes, config.sheet)
 
 
-def _check(config: PredictConfig, files: Sequence[str]) -> None:
+def _check_config(config: PredictConfig, files: Sequence[str]) -> None:
     if config.pair is not None and reading.format_of(config.format, files[0]) == "text":
         raise ConfigError(
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
@@ -278,10 +271,10 @@ def _check(config: PredictConfig, files: Sequence[str]) -> None:
     writing.format_of(config.output_format, config.output)
     _layout(config)
     count_or_auto("batch", config.batch)
-    _paths(config.run)
+    _run_paths(config.run)
 
 
-def _paths(run: Any) -> list[str]:
+def _run_paths(run: Any) -> list[str]:
     named = run if isinstance(run, list) else [run]
     wrong = [path for path in named if isinstance(path, bool) or not isinstance(path, str | int)]
     if wrong or not named:
@@ -291,12 +284,12 @@ def _paths(run: Any) -> list[str]:
     return [str(path) for path in named]
 
 
-_MOST_RECORD = 16 * MAX_LINE_BYTES
+_MOST_RECORD_BYTES = 16 * MAX_LINE_BYTES
 """Bytes of an answer that is read again: its text, its columns, and six for a control character."""
 
 
 @contextmanager
-def _opened(
+def _open_output(
     name: str, digest: Callable[[], str], *, resume: bool
 ) -> Iterator[tuple[TextIO, Path | None]]:
     """Open what is written, and return the partial file, if it is one.
@@ -312,7 +305,7 @@ def _opened(
     if name == "-":
         yield sys.stdout, None
         return
-    with atomic.writing(path):
+    with atomic.as_run_error(path):
         if path.exists() and not path.is_file():  # a device or a pipe
             with path.open("w", encoding="utf-8", newline="") as out:
                 yield out, None
@@ -320,8 +313,8 @@ def _opened(
         partial = path.with_name(f"{path.name}.{digest()}.partial")
         check_inside(path.parent, [partial], "output")
         if resume:
-            _check_same(path, partial)
-        with _held(partial), partial.open("a+", encoding="utf-8", newline="") as out:
+            _check_same_models(path, partial)
+        with _hold_lock(partial), partial.open("a+", encoding="utf-8", newline="") as out:
             before = os.fstat(out.fileno()).st_size
             if before and not resume:
                 log.warning("%s, of an earlier command, is begun anew; see resume=true", partial)
@@ -352,8 +345,8 @@ def _check_resume(output: str) -> None:
         raise ConfigError("resume: only the answers in a file can be gone on with; name output=")
 
 
-def _check_same(path: Path, partial: Path) -> None:
-    others = sorted(path.parent.glob(f"{_quoted(path.name)}.{'[0-9a-f]' * 8}.partial"))
+def _check_same_models(path: Path, partial: Path) -> None:
+    others = sorted(path.parent.glob(f"{escape(path.name)}.{'[0-9a-f]' * 8}.partial"))
     if not partial.exists() and others:
         raise RunError(
             f"resume: {others[0]} is of another model; give its run, or remove it to begin anew"
@@ -362,12 +355,8 @@ def _check_same(path: Path, partial: Path) -> None:
         log.info("there is no %s: from the beginning", partial)
 
 
-def _quoted(name: str) -> str:
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
-
-
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is made."""
     lock = Lock(path)
     if not lock.take():
@@ -378,7 +367,7 @@ def _held(path: Path) -> Iterator[None]:
         lock.release()
 
 
-class Earlier:
+class EarlierAnswers:
     """The answers that an earlier command has left, compared with the rows that they are for.
 
     Args:
@@ -398,7 +387,7 @@ class Earlier:
             return
         record, is_open = "", False
         with self._partial.open("rb") as file:
-            while (line := file.readline(_MOST_RECORD)).endswith(b"\n"):
+            while (line := file.readline(_MOST_RECORD_BYTES)).endswith(b"\n"):
                 self._read += len(line)
                 # What is no UTF-8 is then equal to no text of ours.
                 record += line.decode(errors="surrogateescape")
@@ -406,7 +395,7 @@ class Earlier:
                 if not is_open:
                     yield record
                     record = ""
-                elif len(record) > _MOST_RECORD:
+                elif len(record) > _MOST_RECORD_BYTES:
                     return
 
     def has(self, window: Sequence[Row], name: str) -> bool:
@@ -415,7 +404,7 @@ class Earlier:
         Else they are cut off: windows are answered whole, since what is in a batch together decides
         the last digit.
         """
-        names = "" if self._read else self._answers.names()
+        names = "" if self._read else self._answers.header()
         if names and next(self._records, names) != names:
             self._refuse(f"is not of line {window[0].line} of {name}")
         for row in window:
@@ -450,7 +439,7 @@ class Earlier:
         )
 
 
-class Stop:
+class SignalStop:
     """Ends the command at a signal, but never while answers are being written."""
 
     def __init__(self) -> None:
@@ -459,17 +448,17 @@ class Stop:
         self._writes = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """Listen within the block.
 
         Raises:
             KeyboardInterrupt: After Ctrl-C. A second signal of any kind does not wait.
         """
-        with handling((*STOP_SIGNALS, signal.SIGINT), self._note):
+        with handle_signals((*STOP_SIGNALS, signal.SIGINT), self._receive):
             yield
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Let the block come to its end first."""
         self._writes = True
         try:
@@ -479,7 +468,7 @@ class Stop:
         if self._received:
             self._end()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         again, self._received = self._received, number
         if again or not self._writes:
             self._end()

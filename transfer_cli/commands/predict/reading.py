@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.data import readers
-from transfer_cli.data.columns import choose
+from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError
@@ -33,7 +33,7 @@ WINDOW_CHARACTERS = 2**20
 """After how many characters a window is full. Encoding can take 400 bytes of memory for each."""
 
 _CHUNK_BYTES = 2**16
-_NOTHING: Mapping[str, object] = {}
+_NO_COLUMNS: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,19 @@ class Columns:
         return self.chosen.pair
 
     @property
-    def read(self) -> set[str]:
-        """Those that are read."""
+    def names(self) -> set[str]:
+        """The columns that are read."""
         texts = self.chosen.texts or (self.chosen.text,)
         return {*texts, *self.task.columns, *([] if self.pair is None else [self.pair])}
 
     def row_of(self, record: Record, name: str) -> Row:
         """Return the row that a record is."""
-        whole = self.chosen.joined(record, name)
+        whole = self.chosen.join_texts(record, name)
         example = self.task.read(whole, self.chosen.text, self.pair, name)
-        kept = _NOTHING
+        kept = _NO_COLUMNS
         if self.keep or self.submission:
-            read = self.read
-            kept = {key: value for key, value in record.fields.items() if key not in read}
+            names = self.names
+            kept = {key: value for key, value in record.fields.items() if key not in names}
         return Row(record.line, example, kept, sum(map(len, self.task.texts(example))))
 
 
@@ -88,7 +88,7 @@ def task_column(
     return None if is_typed else task.text_column(names, name)
 
 
-def example_of(record: Record, task: Task, trained_on: Wanted, name: str) -> Any:
+def example_from_record(record: Record, task: Task, trained_on: Wanted, name: str) -> Any:
     """Return the example in a record that stands alone, whose columns are found as in a table.
 
     Args:
@@ -99,8 +99,8 @@ def example_of(record: Record, task: Task, trained_on: Wanted, name: str) -> Any
     column = task_column(names, ANY, trained_on, task, name)
     if column is None:
         asked = replace(ANY, join=trained_on.join, labelled=False, paired=task.reads_pairs, keys="")
-        asked = asked.or_like(trained_on, names)
-        chosen = choose(names, [record.fields], asked, name)
+        asked = asked.filled_from(trained_on, names)
+        chosen = choose_columns(names, [record.fields], asked, name)
     else:
         chosen = Chosen(column, None, LABEL)
     if chosen.text == TEXT and chosen.pair is None and PAIR in names:
@@ -108,20 +108,19 @@ def example_of(record: Record, task: Task, trained_on: Wanted, name: str) -> Any
     return Columns(chosen, keep=False, task=task).row_of(record, name).example
 
 
-def rows_of(table: OpenTable, columns: Columns, on_error: OnError) -> Iterator[Row]:
+def read_rows(table: OpenTable, columns: Columns, on_error: OnError) -> Iterator[Row]:
     """Yield the rows of an input."""
-    made = partial(columns.row_of, name=table.name)
-    return sound_rows(table, columns.read, made, on_error)
+    return sound_rows(table, columns.names, partial(columns.row_of, name=table.name), on_error)
 
 
-def windows(rows: Iterator[Row], most: int, is_there: Callable[[], bool]) -> Iterator[list[Row]]:
+def windows(rows: Iterator[Row], most: int, is_ready: Callable[[], bool]) -> Iterator[list[Row]]:
     """Yield at most `most` rows at a time, in order; no row is taken before its window needs it."""
     window: list[Row] = []
     characters = 0
     for row in rows:
         window.append(row)
         characters += row.characters
-        if len(window) >= most or characters >= WINDOW_CHARACTERS or not is_there():
+        if len(window) >= most or characters >= WINDOW_CHARACTERS or not is_ready():
             yield window
             window, characters = [], 0
     if window:
@@ -160,7 +159,7 @@ class PipedLines:
                 return self._data
         return self._data[:end]
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether a line, or the end of all, can be read without waiting."""
         while self._data.find(b"\n", self._at) < 0:
             if not self._ended and not select.select([self._descriptor], [], [], 0)[0]:
@@ -183,11 +182,11 @@ class Input:
     """Where rows come from, and whether more can be read without waiting."""
 
     table: OpenTable
-    is_there: Callable[[], bool] = lambda: True
+    is_ready: Callable[[], bool] = lambda: True
 
 
 @contextlib.contextmanager
-def opened(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterator[Input]:
+def open_input(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterator[Input]:
     """Open a file, or standard input for `-`, whose first line is all that is looked at."""
     if path != "-":
         file = Path(path).expanduser()
@@ -207,39 +206,39 @@ def opened(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterat
     else:
         start = b"" if table_format == "text" else piped.first_line()
         table = table_of_lines(start, piped, name, table_format, given, asked)
-        yield Input(table, piped.is_there)
+        yield Input(table, piped.is_ready)
 
 
 @contextlib.contextmanager
-def all_opened(
+def open_inputs(
     names: Sequence[str],
-    opened: Callable[[str], AbstractContextManager[Input]],
-    choose: Callable[[OpenTable, Wanted | None], Chosen],
+    open_one: Callable[[str], AbstractContextManager[Input]],
+    choose_columns: Callable[[OpenTable, Wanted | None], Chosen],
 ) -> Iterator[tuple[Chosen, Iterator[Input]]]:
     """Look at all files, so that a misfit is found at once, and open each in its turn.
 
     Args:
-        choose: Returns its columns, given those of the first one; they are to be the same.
+        choose_columns: Returns a file's columns, given those of the first, which it should have.
     """
-    with opened(names[0]) as first:
-        chosen = choose(first.table, None)
+    with open_one(names[0]) as first:
+        chosen = choose_columns(first.table, None)
         for name in names[1:]:
-            with opened(name) as given:
-                other = choose(given.table, chosen.asked())
+            with open_one(name) as opened_input:
+                other = choose_columns(opened_input.table, chosen.as_wanted())
             if (other.text, other.pair) != (chosen.text, chosen.pair):
                 raise DataError(
                     f"input: {name} has other columns than {names[0]}: texts in {other.text!r} "
                     f"and not in {chosen.text!r}. To read one that both have, say text=COLUMN"
                 )
-        yield chosen, chain([first], _in_turn(names[1:], opened))
+        yield chosen, chain([first], _open_in_turn(names[1:], open_one))
 
 
-def _in_turn(
-    names: Sequence[str], opened: Callable[[str], AbstractContextManager[Input]]
+def _open_in_turn(
+    names: Sequence[str], open_one: Callable[[str], AbstractContextManager[Input]]
 ) -> Iterator[Input]:
     for name in names:
-        with opened(name) as given:
-            yield given
+        with open_one(name) as opened_input:
+            yield opened_input
 
 
 def format_of(chosen: str, path: str, default: str = "text") -> str:

@@ -40,7 +40,7 @@ class Answers(ABC):
         self.begun = False
         """Whether the names of columns are written."""
 
-    def placed(self, row: Row) -> Row:
+    def with_place(self, row: Row) -> Row:
         """Return a row as it is written: of several files with its own, and its line, before all.
 
         Its other columns that are kept have other names than ours: `input/label`.
@@ -61,14 +61,14 @@ class Answers(ABC):
 
     def problem_of(self, row: Row) -> str | None:
         """Return why a row cannot be written, if so; asked before it is labelled."""
-        return _unwritable(row.kept)
+        return _why_unwritable(row.kept)
 
-    def names(self) -> str:
+    def header(self) -> str:
         """Return the record of the names of columns; empty where each record has them."""
         return ""
 
     @abstractmethod
-    def around(self, row: Row) -> tuple[str, str]:
+    def before_and_after(self, row: Row) -> tuple[str, str]:
         """Return what stands before and after the answer to a row."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Answers(ABC):
 
     def is_for(self, row: Row, record: str) -> bool:
         """Return whether a record was written for this row, as far as can be seen."""
-        before, after = self.around(row)
+        before, after = self.before_and_after(row)
         is_long = len(record) >= len(before) + len(after)
         if not (is_long and record.startswith(before) and record.endswith(after)):
             return False
@@ -90,9 +90,9 @@ class Answers(ABC):
     def write_window(self, rows: Sequence[Row], answers: Sequence[Answer]) -> None:
         """Write the answers of a window, and before the first one the names of the columns."""
         for row, answer in zip(rows, answers, strict=True):
-            before, after = self.around(row)
+            before, after = self.before_and_after(row)
             record = f"{before}{self.answer(row, answer)}{after}"
-            self.out.write(record if self.begun else f"{self.names()}{record}")
+            self.out.write(record if self.begun else f"{self.header()}{record}")
             self.begun = True
         self.out.flush()
 
@@ -107,7 +107,7 @@ class JsonLines(Answers):
         super().__init__(out, columns, ["text", *columns.task.fields, WARNING, "pair"])
         self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
-    def around(self, row: Row) -> tuple[str, str]:
+    def before_and_after(self, row: Row) -> tuple[str, str]:
         text, *others = self.task.texts(row.example)
         pair = {"pair": others[0]} if others and self.columns.pair is not None else {}
         after = self._members({**pair, **row.kept})
@@ -150,10 +150,10 @@ class Csv(Answers):
             )
         return super().problem_of(row)
 
-    def names(self) -> str:
+    def header(self) -> str:
         return self._row([*self.ours, *(self._kept or [])]) + "\n"
 
-    def around(self, row: Row) -> tuple[str, str]:
+    def before_and_after(self, row: Row) -> tuple[str, str]:
         texts = self.task.texts(row.example)[: len(self._texts)]
         kept = [_cell(row.kept.get(column)) for column in self._kept or []]
         return self._row([*texts, ""]), self._row(["", *kept]) + "\n"
@@ -178,7 +178,7 @@ class Tsv(Csv):
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
-        split = [label for label in self.task.labels if _splits(label)]
+        split = [label for label in self.task.labels if _holds_separator(label)]
         if split:
             raise ConfigError(f"output_format: TSV cannot hold the label {split[0]!r}; take csv")
 
@@ -186,12 +186,12 @@ class Tsv(Csv):
         problem = super().problem_of(row)
         values = [*self.task.texts(row.example), *row.kept]
         values += map(_cell, row.kept.values())
-        if problem is None and any(map(_splits, values)):
+        if problem is None and any(map(_holds_separator, values)):
             return "a tab or the end of a line in a value, which TSV cannot hold; CSV can."
         return problem
 
     def answer(self, row: Row, answer: Answer) -> str:
-        if any(map(_splits, map(str, self.task.cells(answer)))):
+        if any(map(_holds_separator, map(str, self.task.cells(answer)))):
             raise DataError(
                 f"line {row.line}: its answer holds a tab or the end of a line, which TSV cannot "
                 "hold; take output_format=csv or jsonl"
@@ -216,16 +216,16 @@ class Submitted(Answers):
             return super().problem_of(row)
         return f"no column {self.NUMBERS[0]!r} with its number, which output_format=glue writes."
 
-    def names(self) -> str:
+    def header(self) -> str:
         return "index\tprediction\n"
 
-    def around(self, row: Row) -> tuple[str, str]:
+    def before_and_after(self, row: Row) -> tuple[str, str]:
         return f"{self._number(row)}\t", "\n"
 
     def answer(self, row: Row, answer: Answer) -> str:
         predicted, *_ = self.task.said(answer) or self.task.cells(answer)
         submission = self.columns.submission
-        return str(submission.shown(predicted) if submission else predicted)
+        return str(submission.format_answer(predicted) if submission else predicted)
 
     def _number(self, row: Row) -> str:
         return next((str(row.kept[name]) for name in self.NUMBERS if name in row.kept), "")
@@ -241,7 +241,7 @@ FORMATS: Mapping[str, Callable[[TextIO, Columns], Answers]] = {
 }
 
 
-def _unwritable(kept: Mapping[str, object]) -> str | None:
+def _why_unwritable(kept: Mapping[str, object]) -> str | None:
     if not kept:
         return None
     try:
@@ -255,7 +255,7 @@ def _unwritable(kept: Mapping[str, object]) -> str | None:
     return None
 
 
-def _splits(value: str) -> bool:
+def _holds_separator(value: str) -> bool:
     """Return whether a value of a table without quotes would be taken for several."""
     return any(mark in value for mark in "\t\n\r")
 

@@ -19,7 +19,7 @@ import torch
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
-from transfer_cli.assembly.finished_run import Trained, check_one_stack, open_trained
+from transfer_cli.assembly.finished_run import TrainedModel, check_one_stack, open_trained
 from transfer_cli.assembly.language_models import sentence_scorer
 from transfer_cli.commands.score.sentence_scores import (
     Findings,
@@ -36,19 +36,19 @@ from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.labelled import LabelledData, TaskData
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.text import TextData
-from transfer_cli.engine.evaluation import batch_of
+from transfer_cli.engine.evaluation import inference_batch_size
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, count_or_auto
 from transfer_cli.generation.filling import encode_with_gaps
-from transfer_cli.generation.likelihood import Ending, Gap, ReadBeginning, score_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, score_gaps
 from transfer_cli.generation.prompts import (
     CONTENT_FREE,
     Template,
-    calibrated,
+    calibrate_probabilities,
     draw_shots,
-    ending_of,
-    normalised,
-    shares,
+    encode_ending,
+    label_probabilities,
+    normalised_score,
 )
 from transfer_cli.metrics import Metric, wilson_interval
 from transfer_cli.objectives.base import TaskInfo
@@ -63,7 +63,7 @@ from transfer_cli.runs.items import Item, shortened, write_items
 from transfer_cli.runs.results import Parameters, Results
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.choice.task import MultipleChoice
-from transfer_cli.tasks.cloze.pattern import words_of_labels
+from transfer_cli.tasks.cloze.pattern import label_words
 from transfer_cli.terminal import print_line
 from transfer_cli.training.measurements import peak_memory
 
@@ -88,13 +88,14 @@ def score(config: ScoreConfig) -> None:
             f"run: {config.run} is no language model ({type(trained.objective).__name__}); score "
             "needs one, such as the run that this was adapted from"
         )
-    config = replace(config, batch=batch_of(config.batch, trained.model, precision.device))
-    typed = CommandLine.of_this_command()
+    batch = inference_batch_size(config.batch, trained.model, precision.device)
+    config = replace(config, batch=batch)
+    typed = CommandLine.current()
     runs = [
         (count, order) for count in shots for order in range(config.prompt.orders if count else 1)
     ]
     with torch.inference_mode(), precision.context():
-        findings_of = _findings_of(config, source, trained)
+        findings_of = _scoring_function(config, source, trained)
         for count, order in runs if isinstance(source, TaskData) else runs[:1]:
             began = time.perf_counter()
             findings = findings_of(count, config.seed + order)
@@ -102,13 +103,13 @@ def score(config: ScoreConfig) -> None:
             prompt = replace(config.prompt, shots=count)
             run_config = replace(config, prompt=prompt, seed=config.seed + order)
             part = (count, order) if isinstance(source, TaskData) and len(runs) > 1 else None
-            directory = _directory(config, typed, part)
-            _write(directory, run_config, typed, findings, trained, seconds)
-            _say(directory.path, findings, part)
+            directory = _new_directory(config, typed, part)
+            _write_run(directory, run_config, typed, findings, trained, seconds)
+            _print_findings(directory.path, findings, part)
 
 
-def _findings_of(
-    config: ScoreConfig, source: PairsOfSentences | ClozeTexts | TaskData, trained: Trained
+def _scoring_function(
+    config: ScoreConfig, source: PairsOfSentences | ClozeTexts | TaskData, trained: TrainedModel
 ) -> Callable[[int, int], Findings]:
     """Return what scores the data, with a number of shots and a seed where there are prompts."""
     if isinstance(source, TaskData):
@@ -134,7 +135,7 @@ def _shots(config: ScoreConfig) -> list[int]:
     return list(dict.fromkeys(shots))
 
 
-def _directory(
+def _new_directory(
     config: ScoreConfig, typed: CommandLine, part: tuple[int, int] | None
 ) -> RunDirectory:
     """Return a new run directory: `output`, or one below it for each of several runs."""
@@ -144,12 +145,12 @@ def _directory(
     return RunDirectory.create(path if part is None else path / "shots-{}-order-{}".format(*part))
 
 
-def _write(
+def _write_run(
     directory: RunDirectory,
     config: ScoreConfig,
     typed: CommandLine,
     findings: Findings,
-    trained: Trained,
+    trained: TrainedModel,
     seconds: float,
 ) -> None:
     model = trained.model
@@ -170,7 +171,9 @@ def _write(
     )
     device = model.backbone.token_embedding.weight.device
     with directory.written_at_once():
-        directory.start("score", as_yaml(config), typed.overrides, typed.presets, environment())
+        directory.write_start(
+            "score", as_yaml(config), typed.overrides, typed.presets, environment()
+        )
         write_items(directory.items, findings.items)
         write_json(
             directory.timing,
@@ -179,7 +182,7 @@ def _write(
         results.write(directory.results)
 
 
-def _say(path: Path, findings: Findings, part: tuple[int, int] | None) -> None:
+def _print_findings(path: Path, findings: Findings, part: tuple[int, int] | None) -> None:
     """Print the measures of a run, and where it is."""
     if part is not None:
         print_line(f"shots {part[0]}, order {part[1]}")
@@ -222,7 +225,7 @@ class Prompter:
         is_causal: Whether the model goes on with a prompt, or fills a gap in it.
     """
 
-    trained: Trained
+    trained: TrainedModel
     template: Template
     shots: Sequence[str]
     norm: str
@@ -233,10 +236,10 @@ class Prompter:
         self.is_causal = isinstance(self.trained.objective, CausalLM)
         self._encode = self.trained.start.prompt_layout.encode
         if self.is_causal:
-            begun = self.template.joined(self.shots)
+            begun = self.template.join(self.shots)
             room = self.trained.start.description.shape.positions
-            self._read = ReadBeginning(self.trained.model, self._encode(begun)[: room - 1])
-            self._alone = ReadBeginning(self.trained.model, [])
+            self._read = PrefixScorer(self.trained.model, self._encode(begun)[: room - 1])
+            self._alone = PrefixScorer(self.trained.model, [])
 
     def ask(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return the probabilities `[C]` of each example's labels, plain and by the norm."""
@@ -245,38 +248,40 @@ class Prompter:
         with progress("asking", len(examples), "prompts") as more:
             probabilities = []
             for example in examples:
-                probabilities.append(self._go_on(example))
+                probabilities.append(self._score_answers(example))
                 more(1)
         return probabilities
 
-    def _go_on(self, example: PromptExample) -> dict[str, npt.NDArray[np.float64]]:
+    def _score_answers(self, example: PromptExample) -> dict[str, npt.NDArray[np.float64]]:
         """Return what a causal model says of an example."""
         answers = [self.template.answer(word) for words in example.words for word in words]
-        rows = self._rows(example, answers)
-        said = [logs.tolist() for logs in self._read.score(rows)]
-        alone: list[list[float]] = [[] for _ in answers]
+        rows = self._prompts_with_answers(example, answers)
+        conditional = [logs.tolist() for logs in self._read.score(rows)]
+        unconditional: list[list[float]] = [[] for _ in answers]
         if self.norm == "unconditional":
-            bare = [ending_of(self._encode, self.template.bare, answer) for answer in answers]
-            alone = [logs.tolist() for logs in self._alone.score(_with_start(bare))]
+            prompt = self.template.bare_prompt
+            bare = [encode_ending(self._encode, prompt, answer) for answer in answers]
+            unconditional = [logs.tolist() for logs in self._alone.score(_after_first_token(bare))]
         probabilities = {}
         for norm in dict.fromkeys(("none", self.norm)):
             scores = iter(
-                normalised(logs, answer, norm, other)
-                for logs, answer, other in zip(said, answers, alone, strict=True)
+                normalised_score(logs, answer, norm, other)
+                for logs, answer, other in zip(conditional, answers, unconditional, strict=True)
             )
-            probabilities[norm] = shares([[next(scores) for _ in words] for words in example.words])
+            by_label = [[next(scores) for _ in words] for words in example.words]
+            probabilities[norm] = label_probabilities(by_label)
         return probabilities
 
-    def _rows(self, example: PromptExample, answers: Sequence[str]) -> list[Ending]:
+    def _prompts_with_answers(self, example: PromptExample, answers: Sequence[str]) -> list[Ending]:
         """Return an example's prompt with each answer, after as many items as there is room."""
         positions = self.trained.start.description.shape.positions
         for left in range(len(self.shots) + 1):
-            prompt = self.template.asked(self.shots[left:], example.text, example.pair)
-            rows = [ending_of(self._encode, prompt, answer) for answer in answers]
+            prompt = self.template.prompt(self.shots[left:], example.text, example.pair)
+            rows = [encode_ending(self._encode, prompt, answer) for answer in answers]
             if max(len(row.tokens) for row in rows) <= positions:
                 self.dropped += left
-                return _with_start(rows)
-        raise DataError(_too_long(example, positions))
+                return _after_first_token(rows)
+        raise DataError(_too_long_message(example, positions))
 
     def _fill(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return what a masked model says of examples, whose label it sees as a gap."""
@@ -284,31 +289,28 @@ class Prompter:
         positions = self.trained.start.description.shape.positions
         gaps = []
         for example in examples:
-            asked = [self._token(word) for words in example.words for word in words]
-            question = self.template.filled(example.text, example.pair, "[MASK]")
+            asked = [self._single_token(word) for words in example.words for word in words]
+            question = self.template.fill(example.text, example.pair, "[MASK]")
             for left in range(len(self.shots) + 1):
-                text = self.template.joined([*self.shots[left:], question])
+                text = self.template.join([*self.shots[left:], question])
                 tokens = encode_with_gaps(text, tokenizer, self.trained.start.around)
                 if len(tokens) <= positions:
                     break
             else:
-                raise DataError(_too_long(example, positions))
+                raise DataError(_too_long_message(example, positions))
             self.dropped += left
             if tokens.count(tokenizer.mask) != 1:
-                raise DataError(
-                    f"The prompt of {example.text[:80]!r} has several [MASK]: its own, and one in "
-                    "the text or in an example before it."
-                )
+                raise DataError(f"The prompt of {example.text[:80]!r} holds [MASK] more than once.")
             gaps.append(Gap(tokens, tokens.index(tokenizer.mask), asked))
-        said = score_gaps(self.trained.model, gaps, tokenizer.pad, self.batch)
+        scored = score_gaps(self.trained.model, gaps, tokenizer.pad, self.batch)
         probabilities = []
-        for example, logs in zip(examples, said, strict=True):
+        for example, logs in zip(examples, scored, strict=True):
             scores = iter(logs.tolist())
-            by_label = shares([[next(scores) for _ in words] for words in example.words])
-            probabilities.append(dict.fromkeys(("none", self.norm), by_label))
+            by_label = [[next(scores) for _ in words] for words in example.words]
+            probabilities.append(dict.fromkeys(("none", self.norm), label_probabilities(by_label)))
         return probabilities
 
-    def _token(self, word: str) -> int:
+    def _single_token(self, word: str) -> int:
         """Return the one token of a word."""
         tokens = self.trained.start.tokenizer.encode(self.template.answer(word))
         if len(tokens) != 1:
@@ -322,7 +324,7 @@ class Prompter:
 class PromptedData:
     """Labelled examples that are asked for by prompts: those of a split, after some of training."""
 
-    def __init__(self, config: ScoreConfig, source: TaskData, trained: Trained) -> None:
+    def __init__(self, config: ScoreConfig, source: TaskData, trained: TrainedModel) -> None:
         place, asked = DataPlace(config.data_dir, config.seed), config.prompt
         self._trained, self._asked, self._batch = trained, asked, int(config.batch)
         self._data = source.load(place.folder, place.seed)
@@ -337,29 +339,30 @@ class PromptedData:
             raise ConfigError(
                 "prompt.calibrate: is for labels; each question has choices of its own"
             )
-        self._split = _split(self._data, config.split)
+        self._split = _scored_split(self._data, config.split)
         item, head = text_of(asked.item, "prompt.item"), text_of(asked.head, "prompt.head")
         self._template = Template(item.replace("\\n", "\n"), head.replace("\\n", "\n"))
         words = _typed_words(asked.words)
         self._words: Words = ()
         if not self._is_choice:
-            self._words = words_of_labels(words, self._data.labels, "prompt.words")
+            self._words = label_words(words, self._data.labels, "prompt.words")
         elif words:
             raise ConfigError("prompt.words: are for labels; choices are their own words")
 
     def findings(self, shots: int, seed: int) -> Findings:
         """Return how often the right label, or choice, is the likeliest."""
-        train = [self._example(example) for example in self._data.splits["train"]] if shots else []
+        rows = self._data.splits["train"] if shots else []
+        train = [self._prompt_example(row) for row in rows]
         labels = [0 if self._is_choice else example.label for example in train]
         shown = [
-            self._template.filled(example.text, example.pair, example.words[example.label][0])
+            self._template.fill(example.text, example.pair, example.words[example.label][0])
             for example in (train[number] for number in draw_shots(labels, shots, seed))
         ]
         prompter = Prompter(self._trained, self._template, shown, self._asked.norm, self._batch)
-        examples = [self._example(example) for example in self._data.splits[self._split]]
-        return self._scored(prompter, examples)
+        examples = [self._prompt_example(example) for example in self._data.splits[self._split]]
+        return self._findings(prompter, examples)
 
-    def _example(self, example: Any) -> PromptExample:
+    def _prompt_example(self, example: Any) -> PromptExample:
         shown = " / ".join(self._task.texts(example))
         if self._is_choice:
             text = f"{example.context} {example.question}".strip()
@@ -384,7 +387,7 @@ class PromptedData:
             score=is_right / ties if self._is_choice else None,
         )
 
-    def _scored(self, prompter: Prompter, examples: Sequence[PromptExample]) -> Findings:
+    def _findings(self, prompter: Prompter, examples: Sequence[PromptExample]) -> Findings:
         norm, labels = self._asked.norm, self._data.labels
         probabilities = prompter.ask(examples)
         bias_C = None
@@ -397,16 +400,18 @@ class PromptedData:
             texts = [text for text in CONTENT_FREE if prompter.is_causal or text != "[MASK]"]
             nothing = [replace(examples[0], text=text, pair=None) for text in texts]
             bias_C = np.mean([by_norm[norm] for by_norm in prompter.ask(nothing)], axis=0)
-            variants["calibrated"] = [calibrated(shares_C, bias_C) for shares_C in variants[norm]]
+            variants["calibrated"] = [
+                calibrate_probabilities(shares_C, bias_C) for shares_C in variants[norm]
+            ]
         chosen = "calibrated" if self._asked.calibrate else norm
         labels_B = np.array([example.label for example in examples])
-        measures, tables, metrics = _measures(variants[chosen], labels_B, self._task)
+        measures, tables, metrics = _task_measures(variants[chosen], labels_B, self._task)
         names = [f"accuracy_{name}" for name in variants]
         for name, shares_BC in zip(names, variants.values(), strict=True):
-            measures[name] = _measures(shares_BC, labels_B, self._task)[0]["accuracy"]
+            measures[name] = _task_measures(shares_BC, labels_B, self._task)[0]["accuracy"]
         others = [Metric(name, higher_is_better=True, unit="fraction") for name in names]
         items = list(map(self._item, itertools.count(), examples, variants[chosen]))
-        said = Counter(item.predicted for item in items)
+        predicted = Counter(item.predicted for item in items)
         total, right = len(items), round(measures["accuracy"] * len(items))
         low, high = wilson_interval(right, total)
         lines = [
@@ -418,9 +423,9 @@ class PromptedData:
         if not self._is_choice:
             given = Counter(item.label for item in items)
             common, times = given.most_common(1)[0]
-            often = ", ".join(f"{name} {count}" for name, count in said.most_common(SHOWN))
+            often = ", ".join(f"{name} {count}" for name, count in predicted.most_common(SHOWN))
             lines.append(f"always saying {common!r} gets {100 * times / total:.1f}; said: {often}")
-            details["said"] = dict(said)
+            details["said"] = dict(predicted)
         if bias_C is not None:
             details["bias"] = dict(zip(labels, bias_C.tolist(), strict=True))
         if prompter.dropped:
@@ -441,7 +446,7 @@ def _typed_words(typed: Any) -> Mapping[str, object]:
     return {str(name): word for name, word in typed.items()}
 
 
-def _split(data: LabelledData, asked: str) -> str:
+def _scored_split(data: LabelledData, asked: str) -> str:
     names = [name for name in ("test", "validation") if name in data.splits]
     chosen = names[0] if asked == "auto" and names else asked
     if chosen not in data.splits:
@@ -452,7 +457,7 @@ def _split(data: LabelledData, asked: str) -> str:
     return chosen
 
 
-def _measures(
+def _task_measures(
     shares_BC: Sequence[npt.NDArray[np.float64]], labels_B: npt.NDArray[np.int64], task: Task
 ) -> tuple[dict[str, float], dict[str, Any], Sequence[Metric]]:
     """Return the measures, tables and metrics that fine-tuned models of the task have."""
@@ -469,12 +474,12 @@ def _measures(
     return measures, objective.tables(totals), objective.declared_metrics()
 
 
-def _with_start(rows: Sequence[Ending]) -> list[Ending]:
+def _after_first_token(rows: Sequence[Ending]) -> list[Ending]:
     """Return rows whose first token has one before it, as far as there are such tokens."""
     return [row if row.first else Ending(row.tokens, 1) for row in rows]
 
 
-def _too_long(example: PromptExample, positions: int) -> str:
+def _too_long_message(example: PromptExample, positions: int) -> str:
     return (
         f"The text {example.text[:80]!r} is longer with its prompt than the model's {positions} "
         "positions."

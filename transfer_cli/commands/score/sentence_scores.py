@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from transfer_cli.assembly.finished_run import Trained
+from transfer_cli.assembly.finished_run import TrainedModel
 from transfer_cli.data.cloze import GAP, ClozeExample, MinimalPair
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
-from transfer_cli.generation.likelihood import Ending, Gap, Said, say
-from transfer_cli.generation.prompts import ending_of
+from transfer_cli.generation.likelihood import Ending, Gap, ScoredTokens, score_and_predict
+from transfer_cli.generation.prompts import encode_ending
 from transfer_cli.generation.sentences import (
     JudgedPair,
     SentenceScorer,
@@ -62,29 +62,29 @@ def score_pairs(scorer: SentenceScorer, pairs: Sequence[MinimalPair]) -> Finding
         **({} if longer is None else {"longer_wins": longer}),
         **{f"accuracy/{group.group}": group.accuracy for group in groups if group.group},
     }
-    items = [_item(index, pair) for index, pair in enumerate(judged)]
+    items = [_pair_item(index, pair) for index, pair in enumerate(judged)]
     task = {"name": "minimal_pairs", "expected": "good sentence"}
     return Findings(
         "test", measures, PAIR_METRICS, items, [str(group) for group in groups], task=task
     )
 
 
-def _item(index: int, judged: JudgedPair) -> Item:
+def _pair_item(index: int, judged: JudgedPair) -> Item:
     pair, difference = judged.pair, judged.good - judged.bad
     return Item(
         split="test",
         index=index,
         label=pair.good,
         predicted=pair.good if difference >= 0 else pair.bad,
-        probability=_share(abs(difference)),
+        probability=_probability_of_first(abs(difference)),
         text=shortened(f"{pair.good} / {pair.bad}"),
-        loss=-math.log(max(_share(difference), 1e-300)),
+        loss=-math.log(max(_probability_of_first(difference), 1e-300)),
         targets=1,
         score=judged.score,
     )
 
 
-def _share(difference: float) -> float:
+def _probability_of_first(difference: float) -> float:
     """Return the probability of the first of two, of which it is so many nats likelier."""
     return 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
 
@@ -105,7 +105,7 @@ class WordAsker:
         among: The words of which an answer is one; None: all.
     """
 
-    def __init__(self, trained: Trained, batch: int, among: Sequence[str] | None) -> None:
+    def __init__(self, trained: TrainedModel, batch: int, among: Sequence[str] | None) -> None:
         self._trained, self._batch = trained, batch
         self._tokenizer = trained.start.tokenizer
         self._is_causal = isinstance(trained.objective, CausalLM)
@@ -124,10 +124,10 @@ class WordAsker:
         """Return what the model reads for each text; None: its word is not one that it may say."""
         return [self._row(example) for example in examples]
 
-    def ask(self, rows: Sequence[Ending | Gap]) -> list[Said]:
+    def ask(self, rows: Sequence[Ending | Gap]) -> list[ScoredTokens]:
         """Return what the model says of each word."""
         model, padding = self._trained.model, self._tokenizer.pad
-        return say(model, rows, self._allowed_V, padding, self._batch)
+        return score_and_predict(model, rows, self._allowed_V, padding, self._batch)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
@@ -142,7 +142,7 @@ class WordAsker:
                     f"{example.after[:40]!r}; a causal model says what is at the end."
                 )
             answer = f" {example.answer}" if example.before else example.answer
-            row = ending_of(self._trained.start.prompt_layout.encode, example.before, answer)
+            row = encode_ending(self._trained.start.prompt_layout.encode, example.before, answer)
             asked = row.tokens[row.first :]
         else:
             gap = f"{example.before} {GAP}" if example.before else GAP
@@ -170,7 +170,7 @@ def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
         raise DataError("data: no answer is a word that this model may say: one of one token.")
     items = []
     for (number, row), said in zip(kept, asker.ask([row for _, row in kept]), strict=True):
-        asked = row.tokens[row.first :] if isinstance(row, Ending) else row.asked
+        asked = row.tokens[row.first :] if isinstance(row, Ending) else row.targets
         example = examples[number]
         items.append(
             Item(

@@ -47,7 +47,7 @@ class JoinedGroup:
     timeout: float
     exchanges: int = 0
 
-    def come(self) -> None:
+    def count_exchange(self) -> None:
         """Publish that this process has reached an exchange, for the error if it fails."""
         self.exchanges += 1
         self.store.set(f"at/{self.rank}", str(self.exchanges))
@@ -100,7 +100,7 @@ def join(device: torch.device, timeout_minutes: float) -> JoinedGroup:
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")
     # Under Slurm, Ignite would take Slurm's numbers of tasks instead of torchrun's of processes.
-    hidden = os.environ.pop("SLURM_JOB_ID", None)
+    slurm_job_id = os.environ.pop("SLURM_JOB_ID", None)
     try:
         timeout = timedelta(minutes=timeout_minutes)
         if device.type == "cuda":
@@ -115,14 +115,14 @@ def join(device: torch.device, timeout_minutes: float) -> JoinedGroup:
             f"{os.environ['MASTER_PORT']} ({reason}); start all of them with torchrun"
         ) from error
     finally:
-        if hidden is not None:
-            os.environ["SLURM_JOB_ID"] = hidden
+        if slurm_job_id is not None:
+            os.environ["SLURM_JOB_ID"] = slurm_job_id
     _group = JoinedGroup(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         control=dist.new_group(backend="gloo", timeout=timeout),
         patient=dist.new_group(backend="gloo", timeout=_LONG),
-        store=connect(),
+        store=connect_store(),
         timeout=timeout.total_seconds(),
     )
     return _group
@@ -138,7 +138,7 @@ def leave() -> None:
         idist.finalize()
 
 
-def connect() -> Store:
+def connect_store() -> Store:
     """Return a connection to the dictionary that all processes of this restart share."""
     server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -153,7 +153,7 @@ def all_reduce_sum(values: Sequence[float]) -> list[float]:
     if _group is None:
         return list(values)
     total = torch.tensor(values, dtype=torch.float64)
-    _group.come()
+    _group.count_exchange()
     dist.all_reduce(total, group=_group.control)
     sums: list[float] = total.tolist()
     return sums
@@ -164,7 +164,7 @@ def all_reduce_max(value: int) -> int:
     if _group is None:
         return value
     largest = torch.tensor(value)
-    _group.come()
+    _group.count_exchange()
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=_group.control)
     return int(largest)
 
@@ -195,19 +195,19 @@ def broadcast_text(text: str) -> str:
     """Return the text of the main process, however long that takes."""
     if _group is None:
         return text
-    _group.come()
-    return _text_from(0, text, _group.patient)
+    _group.count_exchange()
+    return _broadcast_from(0, text, _group.patient)
 
 
 def all_gather_text(text: str) -> list[str]:
     """Return the text of every process, by number."""
     if _group is None:
         return [text]
-    _group.come()
-    return [_text_from(number, text, _group.control) for number in range(_group.world_size)]
+    _group.count_exchange()
+    return [_broadcast_from(number, text, _group.control) for number in range(_group.world_size)]
 
 
-def _text_from(source: int, text: str, group: dist.ProcessGroup) -> str:
+def _broadcast_from(source: int, text: str, group: dist.ProcessGroup) -> str:
     sent = bytearray(text.encode()) if rank() == source else bytearray()
     size = torch.tensor(len(sent))
     dist.broadcast(size, source, group=group)
@@ -223,7 +223,7 @@ def _text_from(source: int, text: str, group: dist.ProcessGroup) -> str:
 def barrier() -> None:
     """Wait for every process, however long that takes."""
     if _group is not None:
-        _group.come()
+        _group.count_exchange()
         dist.barrier(group=_group.patient)
 
 

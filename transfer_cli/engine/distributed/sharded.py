@@ -33,7 +33,7 @@ from transfer_cli.engine.distributed.replicated import Parallel
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.transfer_model import TransferModel
 
-_MARK = "sharded tensor"
+_PLACEHOLDER = "sharded tensor"
 """Key of the placeholder of a sharded tensor in the plain state."""
 
 
@@ -45,35 +45,35 @@ def shard_model(model: TransferModel, device: torch.device) -> None:
     backward pass, and resharded in between. Scalars cannot be cut: every process has them.
     """
     mesh = init_device_mesh(device.type, (world_size(),))
-    numbers = _replicate_numbers(model, mesh, device)
+    scalars = _replicate_scalars(model, mesh, device)
     # Torch 2.6 does not know the argument.
-    ignored: dict[str, Any] = {"ignored_params": numbers} if numbers else {}
+    ignored: dict[str, Any] = {"ignored_params": scalars} if scalars else {}
     for block in model.backbone.blocks:
         fully_shard(block, mesh=mesh, **ignored)
     fully_shard(model, mesh=mesh, **ignored)
 
 
-def _replicate_numbers(
+def _replicate_scalars(
     model: TransferModel, mesh: DeviceMesh, device: torch.device
 ) -> set[nn.Parameter]:
-    numbers = set()
+    scalars = set()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.ndim == 0:
                 value = distribute_tensor(parameter.detach().to(device), mesh, [Replicate()])
-                number = nn.Parameter(value, requires_grad=parameter.requires_grad)
-                module.register_parameter(name, number)
-                _lend(module, name, number)
-                numbers.add(number)
-    return numbers
+                scalar = nn.Parameter(value, requires_grad=parameter.requires_grad)
+                module.register_parameter(name, scalar)
+                _unwrap_in_forward(module, name, scalar)
+                scalars.add(scalar)
+    return scalars
 
 
-def _lend(module: nn.Module, name: str, number: nn.Parameter) -> None:
+def _unwrap_in_forward(module: nn.Module, name: str, scalar: nn.Parameter) -> None:
     """Give the module a plain tensor instead of a replicated one during its forward pass."""
 
     def before(module: nn.Module, args: object) -> None:
         # Shadows the parameter, which stays registered; its gradient is still of this process.
-        vars(module)[name] = number.to_local()  # type: ignore[attr-defined]
+        vars(module)[name] = scalar.to_local()  # type: ignore[attr-defined]
 
     def after(module: nn.Module, args: object, result: object) -> None:
         vars(module).pop(name, None)
@@ -91,9 +91,9 @@ class Sharded(Parallel):
         self._model.set_requires_gradient_sync(last)
         yield
         if last:
-            self._average_numbers()
+            self._average_scalars()
 
-    def _average_numbers(self) -> None:
+    def _average_scalars(self) -> None:
         """Average the gradients of the replicated scalars over processes, as those of shards."""
         for parameter in self._model.parameters():
             if parameter.ndim == 0 and parameter.grad is not None:
@@ -136,7 +136,7 @@ def _without_shards(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
     """Return a nested value without its sharded tensors, which are put into `parts` by path."""
     if isinstance(value, DTensor):
         parts[path] = value
-        return {_MARK: path}
+        return {_PLACEHOLDER: path}
     if isinstance(value, Mapping):
         return {key: _without_shards(inner, f"{path}.{key}", parts) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -146,8 +146,8 @@ def _without_shards(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
 
 def _with_shards(value: Any, parts: Mapping[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
-        if value.keys() == {_MARK}:
-            return parts[value[_MARK]]
+        if value.keys() == {_PLACEHOLDER}:
+            return parts[value[_PLACEHOLDER]]
         return {key: _with_shards(inner, parts) for key, inner in value.items()}
     return [_with_shards(inner, parts) for inner in value] if isinstance(value, list) else value
 
@@ -169,10 +169,10 @@ def shard_state(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
     parameters = dict(step.model.named_parameters())
     optimizer, stages = state["optimizer"], state["stages"]
     moments = {
-        number: {key: _like(value, order[int(number)]) for key, value in averages.items()}
+        number: {key: _sharded(value, order[int(number)]) for key, value in averages.items()}
         for number, averages in optimizer["state"].items()
     }
-    kept = {name: _like(tensor, parameters.get(name)) for name, tensor in stages["kept"].items()}
+    kept = {name: _sharded(tensor, parameters.get(name)) for name, tensor in stages["kept"].items()}
     return {
         **state,
         "optimizer": {**optimizer, "state": moments},
@@ -187,7 +187,7 @@ def shard_average(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     return {**state, "copies": copies}
 
 
-def _like(value: Any, parameter: Tensor | None) -> Any:
+def _sharded(value: Any, parameter: Tensor | None) -> Any:
     """Return a shard of a tensor that has the parameter's shape, and anything else as it is."""
     if parameter is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value

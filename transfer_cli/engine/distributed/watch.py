@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from transfer_cli.engine.distributed import JoinedGroup, barrier, connect, join, leave
+from transfer_cli.engine.distributed import JoinedGroup, barrier, connect_store, join, leave
 from transfer_cli.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, PeerError, RunError, TransferError
 
 _RUN_ID = re.compile(r"launched-by-(\d+)-[0-9a-f]{32}")
@@ -48,7 +48,7 @@ def process_group(device: torch.device, timeout_minutes: float) -> Iterator[None
         # A process that leaves early would look like one that failed.
         barrier()
     except BaseException as error:
-        raise _reported_once(joined, error) from error
+        raise _error_to_report(joined, error) from error
     finally:
         over.set()
         # Python kills threads at its exit; in the middle of torch's code, that aborts the process.
@@ -73,7 +73,7 @@ class Heartbeats:
 
     def listen(self) -> None:
         """Write and read until the work is done."""
-        store, rank, times = connect(), self._group.rank, 0
+        store, rank, times = connect_store(), self._group.rank, 0
         while not self._over.wait(_LOOK_SECONDS):
             try:
                 self.failed = store.check(["failed"])
@@ -92,7 +92,7 @@ class Heartbeats:
             if heartbeat != self._last[rank]:
                 self._last[rank], self._heard[rank] = heartbeat, time.monotonic()
 
-    def missed(self, longest: float) -> str:
+    def silent_processes(self, longest: float) -> str:
         """Return which processes had no heartbeat for `longest` seconds, in words; "" for none."""
         now, joined = time.monotonic(), self._group
         if now - self._heard[joined.rank] > longest:
@@ -125,7 +125,7 @@ def _watch_processes(joined: JoinedGroup, over: threading.Event) -> None:
             if time.monotonic() - failed_since > to_end:
                 os._exit(EXIT_OUR_FAULT)
         # Later than a collective that waits for the same process, whose error says more.
-        missed = heartbeats.missed(joined.timeout + to_end + _HEARTBEAT_SECONDS)
+        missed = heartbeats.silent_processes(joined.timeout + to_end + _HEARTBEAT_SECONDS)
         if missed:
             sys.stderr.write(
                 f"{missed} cannot be reached from process {joined.rank}; the last checkpoint is "
@@ -144,7 +144,7 @@ def new_run_id() -> str:
     return f"launched-by-{os.getpid()}-{uuid.uuid4().hex}"
 
 
-def _reported_once(joined: JoinedGroup, error: BaseException) -> BaseException:
+def _error_to_report(joined: JoinedGroup, error: BaseException) -> BaseException:
     """Return what this process ends with: its own error, or a silent one if another has failed."""
     code = _exit_code(error)
     try:
@@ -152,13 +152,13 @@ def _reported_once(joined: JoinedGroup, error: BaseException) -> BaseException:
             joined.store.compare_set("code", "", str(code))  # the first one's stays
             first = joined.store.add("failed", 1) == 1
             return error if first else PeerError("another process failed", code)
-        return _lost(joined, error)
+        return _lost_connection_error(joined, error)
     except RuntimeError:
         # The process that held the store is gone; torchrun reports it.
         return PeerError("the process that all others talk to is gone", EXIT_OUR_FAULT)
 
 
-def _lost(joined: JoinedGroup, error: BaseException) -> BaseException:
+def _lost_connection_error(joined: JoinedGroup, error: BaseException) -> BaseException:
     """Return why a collective broke: another process has failed, is gone, or hangs."""
     joined.store.set(f"waits/{joined.rank}", "1")
     deadline = time.monotonic() + _GRACE_SECONDS

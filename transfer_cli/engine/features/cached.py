@@ -30,7 +30,7 @@ from transfer_cli.batch import Batch, micro_batches, to_device, with_facts
 from transfer_cli.data.split import Dataset
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
-from transfer_cli.fitting import in_halves
+from transfer_cli.fitting import halve_if_out_of_memory
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import Pass, TransferModel
@@ -58,7 +58,7 @@ class CachedFeatures:
         batch: Examples that pass through the backbone at once.
         pooling: Keep but one vector a text, pooled like this from what the readout reads; no weight
             of the readout may ever train. None: the states of every token.
-        keep_on: The device of the states, in memory and in batches.
+        device: The device of the states, in memory and in batches.
         shared: States on disk, shared with other runs; None: not shared.
     """
 
@@ -71,7 +71,7 @@ class CachedFeatures:
         batch: int,
         layers: Layers,
         pooling: Pooling | None = None,
-        keep_on: torch.device = CPU,
+        device: torch.device = CPU,
         shared: SharedStates | None = None,
     ) -> None:
         self.data = data
@@ -85,15 +85,15 @@ class CachedFeatures:
 
         def states_of(indices: np.ndarray) -> tuple[Tensor, Tensor]:
             part = data.batch(indices)
-            return part["mask"], _states(model, part, precision, layers, pooling)
+            return part["mask"], _compute_states(model, part, precision, layers, pooling)
 
         def compute() -> Tensor:
-            states_RKD = torch.empty(size, device=keep_on)
+            states_RKD = torch.empty(size, device=device)
             with progress("features", len(self._portions), "batches") as more:
                 for portion in self._portions:
-                    for indices, (mask_BT, states) in in_halves(portion, states_of):
+                    for indices, (mask_BT, states) in halve_if_out_of_memory(portion, states_of):
                         rows = {"rows": self._rows(indices, mask_BT)}
-                        states_RKD[to_device(rows, keep_on)["rows"]] = states.to(keep_on)
+                        states_RKD[to_device(rows, device)["rows"]] = states.to(device)
                     more(1)
             return states_RKD
 
@@ -101,7 +101,7 @@ class CachedFeatures:
             self._states_RKD = compute()
         else:
             key = _key(data, model, precision, batch, layers) | {"pooling": pooling}
-            self._states_RKD = shared.fetch(key, size, compute).to(keep_on)
+            self._states_RKD = shared.fetch(key, size, compute).to(device)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -109,15 +109,15 @@ class CachedFeatures:
     def passes(self, model: TransferModel) -> Iterator[Pass]:
         """Yield what the states took, or took whoever left them in the cache."""
         for indices in self._portions:
-            yield Encoding(model, with_facts(self.data.batch(indices))).made
+            yield Encoding(model, with_facts(self.data.batch(indices))).backbone_pass
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Return the data's own batch with `pooled`, or `states` that are zero at padding."""
         batch = self.data.batch(indices)
-        kept = _kept(batch["mask"], self.pooling)
+        kept = _stored_mask(batch["mask"], self.pooling)
         size = (kept.numel(), *self._states_RKD.shape[1:])
         states = self._states_RKD.new_zeros(size)
-        places = {"from": self._rows(indices, batch["mask"]), "to": _real(kept)}
+        places = {"from": self._rows(indices, batch["mask"]), "to": _true_places(kept)}
         places = to_device(places, states.device)
         states[places["to"]] = self._states_RKD[places["from"]]
         states = states.unflatten(0, kept.shape)
@@ -127,7 +127,7 @@ class CachedFeatures:
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
         """Return the rows of the states that are kept, one example after the other."""
-        kept = _kept(mask_BT, self.pooling).reshape(len(indices), -1)
+        kept = _stored_mask(mask_BT, self.pooling).reshape(len(indices), -1)
         starts_B = torch.from_numpy(self._starts_N[indices])
         rows = starts_B[:, None] + kept.long().cumsum(1) - 1
         return rows[kept]
@@ -154,11 +154,11 @@ def _size(
 def _lengths(data: Dataset, pooling: Pooling | None) -> npt.NDArray[np.int64]:
     """Return how many states of every example are kept: of its real tokens, or its sequences."""
     portions = micro_batches(np.arange(len(data)), _PORTION)
-    kept = (_kept(data.batch(indices)["mask"], pooling) for indices in portions)
+    kept = (_stored_mask(data.batch(indices)["mask"], pooling) for indices in portions)
     return np.concatenate([part.reshape(len(part), -1).sum(1).numpy() for part in kept])
 
 
-def _kept(mask_BT: Tensor, pooling: Pooling | None) -> Tensor:
+def _stored_mask(mask_BT: Tensor, pooling: Pooling | None) -> Tensor:
     """Return where there is a state to keep: each real token's, or one a sequence."""
     return mask_BT if pooling is None else mask_BT.any(-1)
 
@@ -218,7 +218,7 @@ def _bytes(name: str, tensor: Tensor) -> bytes:
     return f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + flat.numpy().tobytes()
 
 
-def _states(
+def _compute_states(
     model: TransferModel,
     batch: Batch,
     precision: Precision,
@@ -226,7 +226,7 @@ def _states(
     pooling: Pooling | None,
 ) -> Tensor:
     """Return the chosen states of a batch's real tokens, or its pooled ones, in float32."""
-    real = _real(_kept(batch["mask"], pooling))
+    real = _true_places(_stored_mask(batch["mask"], pooling))
     view = to_device({**with_facts(batch), "real": real}, precision.device)
     with torch.inference_mode(), precision.context():
         encoded = Encoding(model, view)
@@ -237,6 +237,6 @@ def _states(
     return torch.stack([state.flatten(0, 1)[view["real"]].float() for state in chosen], dim=1)
 
 
-def _real(mask: Tensor) -> Tensor:
+def _true_places(mask: Tensor) -> Tensor:
     """Return the places where a mask is True, `[R]`, counted through a batch row by row."""
     return mask.flatten().nonzero().squeeze(1)

@@ -32,7 +32,7 @@ _FORMAT = 1
 
 _STATES = "states.bin"
 
-TAKEN, KEPT, ALONE = "taken from the cache", "kept for further runs", "in this run's memory alone"
+HIT, STORED, LOCAL = "taken from the cache", "kept for further runs", "in this run's memory alone"
 
 
 class SharedStates:
@@ -42,14 +42,14 @@ class SharedStates:
         circumstances: What decides the states besides the key of a request.
 
     Attributes:
-        came: The outcome of each request so far: `TAKEN`, `KEPT` or `ALONE`.
+        outcomes: The outcome of each request so far: `HIT`, `STORED` or `LOCAL`.
     """
 
     def __init__(self, folder: Path, circumstances: Mapping[str, Any]) -> None:
         self._folder = folder
         self._circumstances = dict(circumstances)
         self._warned = False
-        self.came: list[str] = []
+        self.outcomes: list[str] = []
 
     def fetch(
         self, key: Mapping[str, Any], size: tuple[int, int, int], compute: Callable[[], Tensor]
@@ -58,13 +58,13 @@ class SharedStates:
         whole = {**key, **self._circumstances, "size": size, "format": _FORMAT}
         entry = self._folder / cache.digest(whole)
         size_bytes = torch.Size(size).numel() * torch.float32.itemsize
-        came = ALONE
+        came = LOCAL
 
         def read(entry: Path) -> Tensor | None:
             nonlocal came
-            states = _mapped(entry, size)
+            states = _map_entry(entry, size)
             if states is not None:
-                came = TAKEN
+                came = HIT
                 with suppress(OSError):
                     os.utime(entry)  # used just now
             return states
@@ -73,15 +73,15 @@ class SharedStates:
             nonlocal came
             _make_room(self._folder, size_bytes)
             _write(entry, states_RKD)
-            came = KEPT
+            came = STORED
 
         if size_bytes > MOST_BYTES:
             states_RKD = compute()
         else:
-            states_RKD = cache.kept(entry, read, compute, write, self._warn)
-        self.came.append(came)
-        if came == KEPT and states_RKD.device.type == "cpu":
-            mapped = _mapped(entry, size)
+            states_RKD = cache.load_or_make(entry, read, compute, write, self._warn)
+        self.outcomes.append(came)
+        if came == STORED and states_RKD.device.type == "cpu":
+            mapped = _map_entry(entry, size)
             return states_RKD if mapped is None else mapped
         return states_RKD
 
@@ -96,7 +96,7 @@ class SharedStates:
         self._warned = True
 
 
-def _mapped(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
+def _map_entry(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
     """Return an entry's states, whose pages all processes share until one of them writes."""
     path, count = entry / _STATES, torch.Size(size).numel()
     try:

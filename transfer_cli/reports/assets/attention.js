@@ -29,7 +29,7 @@
   }
 
   /** Let one of several buttons be reached by Tab, and the others from it by arrow keys. */
-  function roving(box, columns, choose) {
+  function moveByArrowKeys(box, columns, choose) {
     box.addEventListener("keydown", (event) => {
       const all = [...box.querySelectorAll("button")];
       const at = all.indexOf(document.activeElement);
@@ -46,7 +46,7 @@
     });
   }
 
-  function look(box) {
+  function showAttention(box) {
     const { texts, heads, kinds, start } = JSON.parse(box.querySelector("script").textContent);
     const find = (selector) => box.querySelector(selector);
     const blocks = 1 + Math.max(...heads.map((each) => each.block));
@@ -124,7 +124,7 @@
       }
       place.scrollTo(scrollLeft, scrollTop);
       bringToSight(place, cell);
-      place.setAttribute("aria-label", `${title}. ${said(found, share, "from")} Arrow keys move.`);
+      place.setAttribute("aria-label", `${title}. ${describe(found, share, "from")} Arrow keys move.`);
 
       const named = place.parentElement.querySelector(".cell");
       const name = (row, column) => {
@@ -137,8 +137,7 @@
       canvas.addEventListener("click", (event) => {
         const [row, column] = under(event);
         choose({ token: row });
-        place.parentElement.querySelector(".cell").textContent =
-          `${found.pieces[row]} → ${found.pieces[column]}: ${percent(share(row, column))}`;
+        name(row, column);
       });
     }
 
@@ -179,7 +178,7 @@
         .sort((one, other) => other.share - one.share || one.at - other.at).slice(0, MOST_NAMED);
     }
 
-    function said(found, share, way) {
+    function describe(found, share, way) {
       const named = strongest(found, share, way)
         .map((each) => `${each.piece} ${percent(each.share)}`).join(" · ");
       const token = found.pieces[chosen.token];
@@ -202,7 +201,7 @@
         button.tabIndex = at === chosen.token ? 0 : -1;
         button.setAttribute("aria-pressed", String(at === chosen.token));
       });
-      find(".said").textContent = said(found, share, chosen.way);
+      find(".said").textContent = describe(found, share, chosen.way);
     }
 
     // --- all heads ------------------------------------------------------------------------------
@@ -292,7 +291,7 @@
       [".pieces", () => 1, (at) => choose({ token: at })],
       [".heads", () => across, ofHead],
     ]) {
-      roving(find(selector), columns, pick);
+      moveByArrowKeys(find(selector), columns, pick);
       find(selector).addEventListener("click", ({ target }) => {
         const button = target.closest("button");
         if (button) pick([...find(selector).querySelectorAll("button")].indexOf(button));
@@ -315,5 +314,5 @@
     }).observe(box);
   }
 
-  document.querySelectorAll(".attention").forEach(look);
+  document.querySelectorAll(".attention").forEach(showAttention);
 })();

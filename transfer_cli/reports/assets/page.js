@@ -13,7 +13,7 @@
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   const themeButton = document.querySelector(".theme");
 
-  function remembered(theme) {
+  function storedTheme(theme) {
     // A page that was opened from a disk may have no memory.
     try {
       if (theme) localStorage.setItem("transfer-theme", theme);
@@ -106,7 +106,7 @@
     return made;
   }
 
-  function said(number) {
+  function numberText(number) {
     const size = Math.abs(number);
     if (size && (size < 1e-4 || size >= 1e9)) return number.toExponential(2).replace("e+", "e");
     return number.toLocaleString("en", { maximumSignificantDigits: 4 });
@@ -136,10 +136,10 @@
     }
     const at = (value) => (place(value) - low) / (high - low);
     const vals = own.tickvals ?? roundNumbers(low, high, 6);
-    const ticks = vals.map((value, n) => [at(value), own.ticktext?.[n] ?? said(value)])
+    const ticks = vals.map((value, n) => [at(value), own.ticktext?.[n] ?? numberText(value)])
       // Nothing is less than no error.
       .filter(([share], n) => share > -0.001 && share < 1.001 && (isLog || least < 0 || vals[n] >= 0));
-    const words = (value) => own.ticktext?.[own.tickvals.indexOf(value)] ?? said(value);
+    const words = (value) => own.ticktext?.[own.tickvals.indexOf(value)] ?? numberText(value);
     return { at, ticks, words, title: own.title ?? "" };
   }
 
@@ -261,7 +261,7 @@
     }
 
     traces() {
-      const visible = visibleGroups(this.figure.dataset.legend);
+      const visible = legends.get(this.figure.dataset.legend);
       return this.view().traces.filter(({ meta }) => (
         meta.group === undefined || !visible || visible.has(meta.group)
       ));
@@ -297,7 +297,7 @@
       trace.x.forEach((value, at) => {
         const [px, py] = [X(value), Y(trace.y[at])];
         const name = Array.isArray(trace.name) ? trace.name[at] : trace.name;
-        const words = `${name}\n${y.title}: ${said(trace.y[at])}\n${x.title}: ${x.words(value)}`;
+        const words = `${name}\n${y.title}: ${numberText(trace.y[at])}\n${x.title}: ${x.words(value)}`;
         this.points.push([px, py, words]);
         const label = isNarrow && trace.meta.short ? trace.meta.short[at] : trace.labels?.[at];
         if (label) write(this.picture, label, px, py, trace.sides[at]);
@@ -369,10 +369,6 @@
 
   const legends = new Map();
 
-  function visibleGroups(name) {
-    return name ? legends.get(name) : undefined;
-  }
-
   for (const legend of all(".legend")) {
     const name = legend.dataset.legendOf;
     const buttons = all("button[data-group]", legend);
@@ -401,7 +397,7 @@
 
   function confusionTable(found, labels, corner) {
     const counts = labels.map(() => labels.map(() => 0));
-    for (const [label, said, count] of found.cells) counts[label][said] = count;
+    for (const [label, predicted, count] of found.cells) counts[label][predicted] = count;
     const table = element("table", null, { class: "cells" });
     const runs = found.runs === 1 ? "1 run" : `${found.runs} runs`;
     table.append(element("caption", `Confusion on ${found.split}, ${runs}`));
@@ -413,8 +409,8 @@
       const sum = row.reduce((one, other) => one + other, 0);
       const line = body.insertRow();
       line.append(element("th", labels[label], { scope: "row" }));
-      row.forEach((count, said) => {
-        const kind = count ? `${said === label ? "right" : "wrong"} full` : "none";
+      row.forEach((count, predicted) => {
+        const kind = count ? `${predicted === label ? "right" : "wrong"} full` : "none";
         const cell = element("td", count || "·", { class: kind });
         if (count) cell.style.setProperty("--share", (count / sum).toFixed(3));
         line.append(cell);
@@ -463,11 +459,11 @@
     showTheme();
   });
 
-  root.dataset.theme = remembered() ?? "";
+  root.dataset.theme = storedTheme() ?? "";
   if (!["dark", "light"].includes(root.dataset.theme)) delete root.dataset.theme;
   themeButton.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    remembered(root.dataset.theme);
+    storedTheme(root.dataset.theme);
     showTheme();
   });
   prefersDark.addEventListener("change", showTheme);

@@ -92,7 +92,7 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     return [part * 10.0**power for power in powers for part in between]
 
 
-RATE = "optimizer.lr"
+RATE_KEY = "optimizer.lr"
 
 MOST_LINES = 8
 """With more of them, groups are points, apart by one further setting."""
@@ -109,7 +109,7 @@ class _Cost:
         title: Of the axis.
         against: What the measure is drawn against.
         no_more: What is said of the groups on the line.
-        of: Returns what a group costs; None where it is not known.
+        amount: Returns what a group costs; None where it is not known.
         words: Writes an amount.
     """
 
@@ -117,7 +117,7 @@ class _Cost:
     title: str
     against: str
     no_more: str
-    of: Callable[[Group], float | None]
+    amount: Callable[[Group], float | None]
     words: Callable[[float], str]
 
 
@@ -156,17 +156,17 @@ Lines = Mapping[str, Sequence[Point]]
 
 def cost_charts(task: TaskRuns, names: Sequence[str]) -> list[Chart]:
     """Return the main measure against each kind of cost in which groups differ."""
-    made = (_cost_chart(task, names, cost) for cost in _COSTS)
-    return [chart for chart in made if chart is not None]
+    charts = (_cost_chart(task, names, cost) for cost in _COSTS)
+    return [chart for chart in charts if chart is not None]
 
 
 def rate_chart(task: TaskRuns) -> Chart | None:
     """Return the task's measure over the learning rate; none where fewer than two were tried."""
-    lines = _lines(task, RATE, _rate)
+    lines = _lines(task, RATE_KEY, _as_rate)
     rates = sorted({point.value for points in lines.values() for point in points})
-    if RATE not in task.varying or len(rates) < 2:
+    if RATE_KEY not in task.varying or len(rates) < 2:
         return None
-    apart, are_lines = _apart(task, lines)
+    apart, are_lines = _lines_or_points(task, lines)
     ticks = rates if len(rates) <= _MOST_TICKS else log_ticks(rates)
     axis = log_axis("learning rate", ticks, map(formats.setting, ticks), rates)
     words = formats.measure_words(task.measure)
@@ -175,23 +175,23 @@ def rate_chart(task: TaskRuns) -> Chart | None:
     taken = next((f"{label} at {formats.setting(point.value)}" for label, point in placed
                   if results_table.holds_best(task, point.group)), "")  # fmt: skip
     to_take = f"the run to take is of {taken}"
-    said = (
+    texts = (
         f"{words[:1].upper()}{words[1:]} over learning rate",
         f"{'A line for each scheme' if are_lines else 'Each point is a group'}. "
-        f"{_of_spreads(task)}{f' The ring: {to_take}.' if taken else ''}",
+        f"{_spread_words(task)}{f' The ring: {to_take}.' if taken else ''}",
         f"Chart of the {words} over {formats.several(len(rates), 'learning rate')} for "
         f"{', '.join(apart)}. The best mean is {formats.spread(best.result)} at "
         f"{formats.setting(best.value)}{f'; {to_take}' if taken else ''}.",
     )
     traces = _traces(task, apart, are_lines=are_lines)
     rows = [(label, formats.setting(point.value), point.result) for label, point in placed]
-    return _chart(task, "rate", said, axis, traces, rows)
+    return _chart(task, "rate", texts, axis, traces, rows)
 
 
 def label_chart(task: TaskRuns) -> Chart | None:
     """Return the task's measure against the number of labelled examples; none where it is one."""
     key = next((key for key in task.varying if formats.is_labelled(key)), None)
-    lines = {} if key is None else _lines(task, key, _amount)
+    lines = {} if key is None else _lines(task, key, _as_amount)
     amounts = sorted({point.value for points in lines.values() for point in points})
     if key is None or len(amounts) < 2:
         return None
@@ -204,13 +204,14 @@ def label_chart(task: TaskRuns) -> Chart | None:
     # Runs of earlier versions do not say how many all are: more than any number that was asked for.
     all_at = known if known >= asked else 2 * asked
     place = f"is {known:,}" if known >= asked else "stands to the right, wherever that may be"
+    of_all_labels = f"; “all” {place}" if amounts[-1] == math.inf else ""
     ticks = [min(amount, all_at) for amount in amounts]
     axis = log_axis("labelled examples", ticks, map(_amount_words, amounts), ticks)
     placed = {label: [point._replace(value=min(point.value, all_at)) for point in points]
               for label, points in lines.items()}  # fmt: skip
-    said = (
+    texts = (
         "With few labels",
-        f"{_of_spreads(task)} The space between examples is logarithmic; “all” {place}.",
+        f"{_spread_words(task)} The space between examples is logarithmic{of_all_labels}.",
         f"Line chart of the {formats.measure_words(task.measure)} for "
         f"{formats.several(len(lines), 'line')} and {formats.several(len(ticks), 'number')} of "
         "labelled examples; the numbers are in the table.",
@@ -218,11 +219,11 @@ def label_chart(task: TaskRuns) -> Chart | None:
     traces = _traces(task, placed, are_lines=True)
     rows = [(label, _amount_words(point.value), point.result)
             for label, points in lines.items() for point in points]  # fmt: skip
-    return _chart(task, "labels", said, axis, traces, rows)
+    return _chart(task, "labels", texts, axis, traces, rows)
 
 
 def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | None:
-    points = [point for point in _points(task, cost.of) if 0 < point.value < math.inf]
+    points = [point for point in _points(task, cost.amount) if 0 < point.value < math.inf]
     points.sort(key=lambda point: (point.value, point.badness))
     alike = 1.005  # costs that differ by less come from how texts were drawn into batches
     if not points or points[-1].value < alike * points[0].value:
@@ -238,28 +239,27 @@ def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | No
     }  # fmt: skip
     amounts = [point.value for point in points]
     ticks = log_ticks(amounts)
-    words = formats.measure_words(task.measure)
+    words, better = formats.measure_words(task.measure), "Less" if task.lower_is_better else "More"
     best = ", ".join(
         f"{names[point.number]} ({cost.words(point.value)}: {formats.spread(point.result)})"
         for point in front
     )
-    said = (
+    texts = (
         f"{words[:1].upper()}{words[1:]} against {cost.against}",
-        f"Each point is a group. {_of_spreads(task)} {'Less' if task.lower_is_better else 'More'} "
-        f"is better. On the dotted line: nothing that {cost.no_more} does better.",
+        f"Each point is a group. {_spread_words(task)} {better} is better. On the dotted line: "
+        f"nothing that {cost.no_more} does better.",
         f"Scatter chart of {len(points)} groups. On the line of the best for their cost: {best}.",
     )
     axis = log_axis(cost.title, ticks, map(cost.words, ticks), amounts)
     traces = [line, _markers(task, points, names)]
     rows = [(names[point.number], f"{point.value:,.0f}", point.result) for point in points]
-    return _chart(task, cost.name, said, axis, traces, rows)
+    return _chart(task, cost.name, texts, axis, traces, rows)
 
 
 def _chart(
-    task: TaskRuns, name: str, said: tuple[str, str, str], axis: Trace, traces: Sequence[Trace],
+    task: TaskRuns, name: str, texts: tuple[str, str, str], axis: Trace, traces: Sequence[Trace],
     rows: Sequence[tuple[str, str, Spread]],
 ) -> Chart:  # fmt: skip
-    """Return a chart of the task's measure against what an axis shows."""
     measure = formats.axis_words(task, task.measure)
     view = View(
         formats.measure_words(task.measure), traces, {"xaxis": axis, "yaxis": {"title": measure}}
@@ -268,7 +268,7 @@ def _chart(
     numbers = (PageColumn(title, is_number=True) for title in (axis["title"], measure))
     columns = ["settings" if lines else "group", *numbers]
     cells = [(*row, formats.spread(result)) for *row, result in rows]
-    return Chart(name, *said, [view], columns, cells, lines if len(lines) > 1 else [])
+    return Chart(name, *texts, [view], columns, cells, lines if len(lines) > 1 else [])
 
 
 def _points(task: TaskRuns, place: Callable[[Group], float | None]) -> Iterator[Point]:
@@ -276,12 +276,12 @@ def _points(task: TaskRuns, place: Callable[[Group], float | None]) -> Iterator[
     for number, group in enumerate(task.groups):
         result, value = group.measures.get(task.measure), place(group)
         if value is not None and result is not None and math.isfinite(result.mean):
-            scaled = formats.scaled(result, task.metric(task.measure).shown_times)
+            scaled = formats.scaled(result, task.metric(task.measure).display_scale)
             sign = 1 if task.lower_is_better else -1
             yield Point(value, scaled, number, group, sign * scaled.mean)
 
 
-def _of_spreads(task: TaskRuns) -> str:
+def _spread_words(task: TaskRuns) -> str:
     """Return what a point and its bar are."""
     results = [point.result for point in _points(task, lambda group: 0.0)]
     if any(result.deviation is not None for result in results):
@@ -291,11 +291,11 @@ def _of_spreads(task: TaskRuns) -> str:
     return "Each is a single run."
 
 
-def _rate(value: Any) -> float | None:
+def _as_rate(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and 0 < value < math.inf else None
 
 
-def _amount(value: Any) -> float | None:
+def _as_amount(value: Any) -> float | None:
     if value is None:
         return math.inf
     return value if type(value) is int and value > 0 else None
@@ -310,27 +310,26 @@ def _lines(task: TaskRuns, key: str, value_of: Callable[[Any], float | None]) ->
     lines = defaultdict(list)
     for point in _points(task, lambda group: value_of(group.settings.get(key))):
         rest = [other for other in point.group.settings if other != key]
-        lines[_words(task, point.group, rest)].append(point)
+        lines[_settings_words(task, point.group, rest)].append(point)
     return {label: sorted(points, key=lambda point: point.value) for label, points in lines.items()}
 
 
-def _apart(task: TaskRuns, lines: Lines) -> tuple[Lines, bool]:
+def _lines_or_points(task: TaskRuns, lines: Lines) -> tuple[Lines, bool]:
     """Return the points by line, and whether lines join them: a search tries no rate twice."""
     if len(lines) <= MOST_LINES:
         return lines, True
     points = [point for line in lines.values() for point in line]
     points.sort(key=lambda point: point.value)
-    for key in (other for other in task.varying if other != RATE):
+    for key in (other for other in task.varying if other != RATE_KEY):
         apart: dict[str, list[Point]] = defaultdict(list)
         for point in points:
-            apart[_words(task, point.group, [key])].append(point)
+            apart[_settings_words(task, point.group, [key])].append(point)
         if 1 < len(apart) <= MOST_LINES:
             return apart, False
     return {formats.measure_words(task.measure): points}, False
 
 
-def _words(task: TaskRuns, group: Group, keys: Iterable[str]) -> str:
-    """Return a group's settings of some keys."""
+def _settings_words(task: TaskRuns, group: Group, keys: Iterable[str]) -> str:
     short = formats.short_keys(task.varying)
     words = [
         value if isinstance(value, str) else f"{short.get(key, key)}={formats.setting(value)}"
@@ -384,7 +383,7 @@ def means(task: TaskRuns, results: Sequence[Spread]) -> Trace:
     A bar ends where the task's measure does: no error rate is below 0.
     """
     metric = task.metric(task.measure)
-    low, high = (metric.shown_times * bound for bound in metric.bounds)
+    low, high = (metric.display_scale * bound for bound in metric.bounds)
     bars = [(result.mean, result.deviation or 0) for result in results]
     return {
         "y": [rounded(mean) for mean, _ in bars],

@@ -6,7 +6,7 @@ from itertools import accumulate
 from transfer_cli.reports.contents import TaskRuns
 from transfer_cli.reports.html.charts import Chart, Trace, View, rounded
 from transfer_cli.reports.html.markup import PageColumn, dashes, shape
-from transfer_cli.runs.class_scores import counts_in
+from transfer_cli.runs.class_scores import count_table
 
 Points = Sequence[tuple[float, float]]
 """Two shares in percent."""
@@ -19,19 +19,19 @@ def confidence_charts(task: TaskRuns) -> list[Chart | None]:
     return [_reliability(task), _coverage(task)]
 
 
-def _counted(task: TaskRuns, name: str, height: int, width: int) -> list[list[int]]:
-    """Return the summed tables of a group's runs."""
+def _summed_counts(task: TaskRuns, name: str, height: int, width: int) -> list[list[int]]:
+    """Return the sum of the tables of a group's runs: the first group's that has some."""
     split = task.measure.partition("/")[0]
-    counted = (
-        [counts_in(run.results, split, name, height, width) for run in group.runs]
+    by_group = (
+        [count_table(run.results, split, name, height, width) for run in group.runs]
         for group in task.groups
     )
-    tables = next((there for of in counted if (there := [*filter(None, of)])), [])
+    tables = next(filter(None, ([*filter(None, counts)] for counts in by_group)), [])
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
 
 
 def _reliability(task: TaskRuns) -> Chart | None:
-    rows = _counted(task, "reliability", 4, _BINS)
+    rows = _summed_counts(task, "reliability", 4, _BINS)
     middles = [100 * (place + 0.5) / _BINS for place in range(_BINS)]
     lines = {
         name: [
@@ -41,34 +41,34 @@ def _reliability(task: TaskRuns) -> Chart | None:
         ]
         for name, counts, rights in zip(("before", "after"), rows[::2], rows[1::2], strict=False)
     }
-    said = (
+    caption = (
         "Answers in 15 bins by their probability, before and after the temperature, and the share "
         "of each that is right. On the dotted line probabilities are what they say; below it they "
         "are too high."
     )
     even = {"x": [0, 100], "y": [0, 100], "line": {"dashes": "2 3", "width": 1.5},
             "meta": {"role": "quiet"}}  # fmt: skip
-    return _chart(task, "Reliability", said, ("probability, %", "right, %"), lines, even)
+    return _chart(task, "Reliability", caption, ("probability, %", "right, %"), lines, even)
 
 
 def _coverage(task: TaskRuns) -> Chart | None:
-    rows = [[*accumulate(reversed(row))] for row in _counted(task, "curve", 2, _STEPS)]
+    rows = [[*accumulate(reversed(row))] for row in _summed_counts(task, "curve", 2, _STEPS)]
     points = {
         (100 * count / rows[0][-1], 100 * right / count)
         for count, right in zip(*rows, strict=True)
         if count
     }
-    said = (
+    caption = (
         "Where the surest answers alone are given, as many as the axis says, the share of these "
         "that is right."
     )
     axes = ("answers that are given, %", "of these right, %")
     lines = {"precision": sorted(points)} if points else {}
-    return _chart(task, "Precision against coverage", said, axes, lines)
+    return _chart(task, "Precision against coverage", caption, axes, lines)
 
 
 def _chart(
-    task: TaskRuns, title: str, said: str, axes: tuple[str, str], lines: Mapping[str, Points],
+    task: TaskRuns, title: str, caption: str, axes: tuple[str, str], lines: Mapping[str, Points],
     *beside: Trace,
 ) -> Chart | None:  # fmt: skip
     if not lines:
@@ -83,7 +83,7 @@ def _chart(
         }
         for place, (line, points) in enumerate(lines.items())
     ]  # fmt: skip
-    caption = f"{said} On {task.measure.partition('/')[0]}, the runs of the best group."
+    caption = f"{caption} On {task.measure.partition('/')[0]}, the runs of the best group."
     layout = {"xaxis": {"title": axes[0]}, "yaxis": {"title": axes[1]}}
     return Chart(
         title.split()[0].lower(), title, caption, f"Line chart. {caption}",

@@ -4,7 +4,7 @@ from transfer_cli.reports import formats
 from transfer_cli.reports.contents import Ladder
 from transfer_cli.reports.html.charts import Chart, Trace, View, log_axis, log_ticks, rounded
 from transfer_cli.reports.html.markup import PageColumn, shape
-from transfer_cli.reports.ladder import lines, said
+from transfer_cli.reports.ladder import ladder_lines, with_interval
 
 _WORDS = "validation loss, nats a token"
 
@@ -23,7 +23,7 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
         for end in ("loss", "low", "high")
     ]  # fmt: skip
     foretold = [
-        (rung, rung.prediction.loss, said(rung.prediction))
+        (rung, rung.prediction.loss, with_interval(rung.prediction))
         for rung in (*ladder.came, ladder.target)
         if rung and rung.prediction
     ]
@@ -49,7 +49,7 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
         "ladder", "Validation loss over operations",
         "Each point is a run. The line is the law of the ladder, as far as it is believed; between "
         "the dotted ones a further run is expected, in 95 of 100 cases.",
-        " ".join(f"{line}." for line in lines(ladder)),
+        " ".join(f"{line}." for line in ladder_lines(ladder)),
         [View(_WORDS, [*curves, *points], {"xaxis": axis, "yaxis": {"title": _WORDS}})],
         ["run", *(PageColumn(title, is_number=True) for title in (axis["title"], _WORDS))],
         rows, [kind for kind, members in groups.items() if members],

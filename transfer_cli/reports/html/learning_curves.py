@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.reports.contents import FINISHED, TaskRuns
-from transfer_cli.reports.formats import axis_words, measure_words, number
+from transfer_cli.reports.formats import axis_words, measure_words, number, several
 from transfer_cli.reports.html.charts import (
     Chart,
     Trace,
@@ -117,8 +117,8 @@ def validation_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Ch
             "A line for each group: the mean over its seeds, at the steps that all of its finished "
             "runs have measured. Thin lines are single runs."
         )
-    said = _said(views[0], names)
-    return Chart("validation", "Validation while training", caption, said, views)
+    description = _description(views[0], names)
+    return Chart("validation", "Validation while training", caption, description, views)
 
 
 def training_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
@@ -129,7 +129,7 @@ def training_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Char
     caption = (
         "The loss of the batches themselves, in nats for each target. Long curves are thinned."
     )
-    return Chart("training", "Training loss", caption, _said(view, names), [view])
+    return Chart("training", "Training loss", caption, _description(view, names), [view])
 
 
 def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, title: str) -> View:
@@ -139,10 +139,10 @@ def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, t
         curves_of = [(run, curve) for run in group.runs if (curve := curves[run.name].get(key))]
         finished = [curve for run, curve in curves_of if run.status == FINISHED]
         if len(curves_of) > 1:
-            faint.append(_seeds(place, [curve for _, curve in curves_of]))
+            faint.append(_seed_trace(place, [curve for _, curve in curves_of]))
         if mean := mean_curve(finished or [curve for _, curve in curves_of]):
-            means.append(_mean(place, label, mean))
-    times = task.metric(key).shown_times
+            means.append(_mean_trace(place, label, mean))
+    times = task.metric(key).display_scale
     for trace in (*faint, *means):
         trace["y"] = [y if y is None else rounded(times * y) for y in trace["y"]]
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
@@ -156,19 +156,19 @@ def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, t
     )
 
 
-def _mean(place: int, label: str, curve: Curve) -> Trace:
-    made = {
+def _mean_trace(place: int, label: str, curve: Curve) -> Trace:
+    trace = {
         "name": label,
         "x": [step for step, _ in curve], "y": [value for _, value in curve],
         "line": {"dashes": dashes(place), "width": 2.25},
         "meta": {"slot": place, "group": place, "role": "mean"},
     }  # fmt: skip
     if len(curve) <= _MARKED_POINTS:
-        made["marker"] = {"shape": shape(place), "size": 6}
-    return made
+        trace["marker"] = {"shape": shape(place), "size": 6}
+    return trace
 
 
-def _seeds(place: int, curves: Iterable[Curve]) -> Trace:
+def _seed_trace(place: int, curves: Iterable[Curve]) -> Trace:
     """Return the curves of a group's runs as one trace, with gaps between them."""
     x: list[int | None] = []
     y: list[float | None] = []
@@ -181,8 +181,8 @@ def _seeds(place: int, curves: Iterable[Curve]) -> Trace:
     }  # fmt: skip
 
 
-def _said(view: View, names: Sequence[str]) -> str:
-    begins = f"Line chart of {len(names)} groups over training steps. "
+def _description(view: View, names: Sequence[str]) -> str:
+    begins = f"Line chart of {several(len(names), 'group')} over training steps. "
     last = [(trace["y"][-1], trace["meta"]["group"]) for trace in view.traces
             if trace["meta"]["role"] == "mean"]  # fmt: skip
     if not last:

@@ -32,9 +32,9 @@ def render(template: str, **values: object) -> Html:
     return Html(_TEMPLATES.get_template(template).render(values))
 
 
-def macro(template: str, name: str, *given: object) -> Html:
+def macro(template: str, name: str, *arguments: object) -> Html:
     """Return what a macro of a template makes."""
-    return Html(getattr(_TEMPLATES.get_template(template).module, name)(*given))
+    return Html(getattr(_TEMPLATES.get_template(template).module, name)(*arguments))
 
 
 def table(
@@ -71,7 +71,7 @@ def joined(parts: Iterable[object]) -> Html:
     return Html().join(part if isinstance(part, Html) else str(part) for part in there)
 
 
-def shown(value: object) -> str:
+def visible_text(value: object) -> str:
     """Return `value` as a text without characters that steer what is around them."""
     # Spaces of every width are not printable for Python, and harmless here.
     return escaped("".join(" " if category(sign) == "Zs" else sign for sign in str(value)))
@@ -79,18 +79,18 @@ def shown(value: object) -> str:
 
 def json_block(value: Any) -> Html:
     """Return plain values for a script to read. No text in them can end the element early."""
-    content = json.dumps(_shown_texts(plain_values(value)), separators=(",", ":"))
+    content = json.dumps(_visible_texts(plain_values(value)), separators=(",", ":"))
     for sign in "<>&":
         content = content.replace(sign, f"\\u{ord(sign):04x}")
     return Html(content)
 
 
-def _shown_texts(value: Any) -> Any:
+def _visible_texts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _shown_texts(part) for key, part in value.items()}
+        return {key: _visible_texts(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_shown_texts(part) for part in value]
-    return shown(value) if isinstance(value, str) else value
+        return [_visible_texts(part) for part in value]
+    return visible_text(value) if isinstance(value, str) else value
 
 
 COLOURS = 8

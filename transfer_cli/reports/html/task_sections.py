@@ -8,13 +8,13 @@ from typing import Any
 
 from markupsafe import escape
 
-from transfer_cli.config.flat import flat
+from transfer_cli.config.flat import flat_items
 from transfer_cli.reports import formats, results_table
-from transfer_cli.reports.best import commands
+from transfer_cli.reports.best import next_commands
 from transfer_cli.reports.contents import FINISHED, Group, SharedError, Spread, TaskRuns
 from transfer_cli.reports.html.markup import Html, PageColumn, details, joined, macro, note, table
 from transfer_cli.reports.results_table import Cell
-from transfer_cli.runs.class_scores import TITLES, class_scores, confused, counts_in
+from transfer_cli.runs.class_scores import TITLES, class_scores, count_table, describe_confusions
 from transfer_cli.runs.untrusted import is_number
 
 MOST_LABELS = 60
@@ -28,7 +28,7 @@ _CODE = Html("<code>{}</code>")
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
 _NOTES = {
     results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
-    results_table.P: "How likely such a difference is where there is none",
+    results_table.P_VALUE: "How likely such a difference is where there is none",
     results_table.PUBLISHED: "By others; sweep.published names it",
     results_table.RUNS: "Finished runs, of all",
     results_table.TRAINED: "Parameters that were ever trained",
@@ -46,70 +46,67 @@ def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
         measured = group.measures.get(task.chosen_by)
         if measured is not None and (group.is_best or len(task.groups) == 1):
             value = _value(task, task.chosen_by, measured)
-            test = _on_test(task, group, names)
+            test = _test_sentence(task, group, names)
             return macro("results.html", "lead", task, group, name, value, test)
-    if task.choice is None and any(group.measures for group in task.groups):
-        return Html('<p class="lead">{}</p>').format(
-            "No group is marked as the best: nothing was measured on a validation split."
-        )
     states = dict(sorted(Counter(run.status for run in task.runs).items()))
     why = "No run is the best: none learnt anything."
-    if states and states.keys() != {FINISHED}:
+    if task.choice is None and any(group.measures for group in task.groups):
+        why = "No group is marked as the best: nothing was measured on a validation split."
+    elif states and states.keys() != {FINISHED}:
         why = f"No run has a result yet ({formats.amounts(states)})."
     return Html('<p class="lead">{}</p>').format(why)
 
 
-def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
+def _test_sentence(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
     """Return what the best group reached in the reported measure, and against the baseline."""
     measured = group.measures.get(task.measure)
     if measured is None or task.measure == task.chosen_by:
         return ""
-    said = f"{formats.measure_words(task.measure)} {_value(task, task.measure, measured)}"
+    value = f"{formats.measure_words(task.measure)} {_value(task, task.measure, measured)}"
     if (comparison := group.against) is None:
-        return said
-    size, interval, p = results_table.compared(task, group, comparison)
+        return value
+    size, interval, p = results_table.comparison_texts(task, group, comparison)
     side = "above" if comparison.difference > 0 else "below"
-    baseline = _name_of(task, names, comparison.baseline or task.baseline)
-    if p == results_table.UNTOLD:
-        return f"{said}, {size} {side} {baseline}"
+    baseline = _group_name(task, names, comparison.baseline or task.baseline)
+    if p == results_table.NO_P_VALUE:
+        return f"{value}, {size} {side} {baseline}"
     drawn = f"95 % interval {interval}, " if interval else ""
-    return f"{said}, {size} {side} {baseline} ({drawn}p {p if p.startswith('<') else f'= {p}'})"
+    return f"{value}, {size} {side} {baseline} ({drawn}p {p if p.startswith('<') else f'= {p}'})"
 
 
 def _value(task: TaskRuns, measure: str, measured: Spread) -> str:
-    scaled = formats.scaled(measured, task.metric(measure).shown_times)
-    return formats.spread(scaled) + task.metric(measure).shown_unit
+    scaled = formats.scaled(measured, task.metric(measure).display_scale)
+    return formats.spread(scaled) + task.metric(measure).display_unit
 
 
-def take(task: TaskRuns) -> Html:
+def run_to_take(task: TaskRuns) -> Html:
     """Return which run to take, why, and what to type next; a single run is what there is."""
     if task.best is not None:
-        name, why = results_table.name_of_best(task), list(results_table.why_best(task))
+        name, why = results_table.best_run_label(task), list(results_table.why_best(task))
         run = task.best.run
-        return macro("results.html", "take", run.path, name, why, commands(run))
+        return macro("results.html", "run_to_take", run.path, name, why, next_commands(run))
     if len(task.runs) == 1 and task.runs[0].status == FINISHED:
         path = task.runs[0].path
-        return macro("results.html", "take", path, "", [], commands(task.runs[0]))
+        return macro("results.html", "run_to_take", path, "", [], next_commands(task.runs[0]))
     return Html()
 
 
-def _name_of(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
+def _group_name(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
     named = zip(task.groups, names, strict=True)
     return next((name for group, name in named if group.label == label), label or "")
 
 
-def results(task: TaskRuns, names: Sequence[str]) -> Html:
+def results_section(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return the table of the groups, how to read it, and which runs did not finish."""
     columns, cells = zip(*_columns(task, names), strict=True)
     best = [group.is_best for group in task.groups]
-    made = _filters(task)
-    made += table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
+    groups = table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
     lines = []
     if len(task.groups) > 1 and task.sort not in ("", task.measure):
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
-    baseline = _name_of(task, names, task.baseline)
+    baseline = _group_name(task, names, task.baseline)
     lines += results_table.explanations(task, best="★", baseline=baseline)
-    made = joined([made, *map(note, lines)])
+    made = joined([_filters(task), groups, *map(note, lines)])
     unfinished = [(run.name, run.status, run.reason or formats.NOTHING) for run in task.runs
                   if run.status != FINISHED or run.reason is not None]  # fmt: skip
     if not unfinished:
@@ -155,7 +152,7 @@ def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn,
     else:
         named = zip(task.groups, names, strict=True)
         yield PageColumn("settings"), [Cell(name, name, group.label) for group, name in named]
-    measures = results_table.measures_beside(task)
+    measures = results_table.page_measures(task)
     for column in results_table.results_table(task, measures)[1:]:
         words = formats.measure_words(column.title)
         title = f"{words} ({column.unit})" if column.unit else words
@@ -198,18 +195,18 @@ def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
         for at, (value, groups) in enumerate(_by_value(task, key))
     ]
     shown = table("Settings in which runs differ", ["key", "value", "groups"], rows) if rows else ""
-    made = Html('<div class="settings">{}</div>').format(shown)
+    differing = Html('<div class="settings">{}</div>').format(shown)
     fixed = [
         (_CODE.format(key), *map(_CODE.format, texts))
         for key, texts in values.items()
         if len(texts) == 1 and key not in task.varying
     ]
     if not fixed:
-        return made
+        return differing
     alike = "The same for all runs" if len(task.runs) > 1 else "Of this run"
     listed = table("Settings that all runs share", ["key", "value"], fixed)
     summary = f"{alike}: {formats.several(len(fixed), 'setting')}"
-    return joined([made, details(summary, listed, is_open=not rows)])
+    return joined([differing, details(summary, listed, is_open=not rows)])
 
 
 def _by_value(task: TaskRuns, key: str) -> Iterable[tuple[str, str]]:
@@ -227,7 +224,7 @@ def _by_value(task: TaskRuns, key: str) -> Iterable[tuple[str, str]]:
         yield f"{low} … {high}", f"{len(groups)} values"
         return
     if all(len(places) == len(task.groups) for places in groups.values()):
-        yield formats.listed(list(groups)), "each of them"
+        yield formats.joined_with_and(list(groups)), "each of them"
         return
     for value, places in groups.items():
         named = ", ".join(f"#{place}" for place in sorted(places))
@@ -238,7 +235,7 @@ def environment_section(task: TaskRuns) -> Html | None:
     """Return versions and machines; where they differ, how many runs had which."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for run in task.runs:
-        for key, value in flat(run.environment):
+        for key, value in flat_items(run.environment):
             if key != "command" and not key.startswith("command."):
                 counts[key][formats.setting(value) if value != [] else "none"] += 1
     if not counts:
@@ -248,10 +245,10 @@ def environment_section(task: TaskRuns) -> Html | None:
         several = (f"{value} ({formats.several(runs, 'run')})" for value, runs in values.items())
         rows.append((_CODE.format(key), "; ".join(values if len(values) == 1 else several)))
     differ = sum(len(values) > 1 for values in counts.values())
-    note = f", {formats.several(differ, 'difference')}" if differ else ", the same for all runs"
+    sameness = formats.several(differ, "difference") if differ else "the same for all runs"
     listed = table("Environment", ["what", "value"], rows)
     is_open = bool(differ) or len(task.runs) == 1
-    return details(f"Versions and machine{note}", listed, is_open=is_open)
+    return details(f"Versions and machine, {sameness}", listed, is_open=is_open)
 
 
 # --- what runs got wrong ------------------------------------------------------------------------
@@ -268,8 +265,8 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
         return None
     first = next(iter(groups.values()))
     rows = [[0] * len(task.labels) for _ in task.labels]
-    for label, said, count in first["cells"]:
-        rows[label][said] = count
+    for label, predicted, count in first["cells"]:
+        rows[label][predicted] = count
     caption = f"Confusion on {split}, {formats.several(first['runs'], 'run')}"
     cells = macro("mistakes.html", "cells", caption, task.labels, rows)
     return macro(
@@ -280,15 +277,15 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
 
 def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any] | None:
     """Return how often a group's runs took which label for which, as the page's script reads it."""
-    counted = (counts_in(run.results, split, "confusion", len(labels)) for run in group.runs)
-    tables = [table for table in counted if table is not None]
+    counted = (count_table(run.results, split, "confusion", len(labels)) for run in group.runs)
+    tables = [counts for counts in counted if counts is not None]
     if not tables:
         return None
     whole = [
         [sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
     ]
-    cells = [(at, said, n) for at, row in enumerate(whole) for said, n in enumerate(row) if n]
-    pairs = confused(labels, whole)
+    cells = [(at, to, n) for at, row in enumerate(whole) for to, n in enumerate(row) if n]
+    pairs = describe_confusions(labels, whole)
     words = f"Most often confused: {pairs}." if pairs else "Nothing was confused."
     return {"cells": cells, "split": split, "runs": len(tables), "words": words}
 
@@ -310,7 +307,7 @@ def labels_section(task: TaskRuns) -> Html | None:
     return joined([listed, note(f"{more:,} with a higher F1 are left out.") if more else None])
 
 
-def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
+def errors_section(errors: Sequence[SharedError], expected: str) -> Html | None:
     """Return what most runs get wrong: the text, what is right, and what was said."""
     if not errors:
         return None
@@ -322,5 +319,5 @@ def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
     columns = ["text", expected, "said instead", "wrong runs"]
     listed = table("Errors that most runs share", columns, rows)
     more = len(errors) - len(rows)
-    made = Html('<div class="texts">{}</div>').format(listed)
-    return joined([made, note(f"{more:,} more are left out.") if more else None])
+    texts = Html('<div class="texts">{}</div>').format(listed)
+    return joined([texts, note(f"{more:,} more are left out.") if more else None])

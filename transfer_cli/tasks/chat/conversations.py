@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_cli.data.chat_template import ASSISTANT, Message
 from transfer_cli.data.records import Record, json_kind, text_of, value_of
-from transfer_cli.errors import DataError, listed, nearest
+from transfer_cli.errors import DataError, did_you_mean, list_names
 
 _ROLES = {
     **{role: role for role in ("system", "developer", "user", ASSISTANT, "tool", "function")},
@@ -39,7 +39,7 @@ class ChatExample:
             turns.pop()
         return replace(self, messages=turns)
 
-    def spoken_to(self, system: str | None) -> "ChatExample":
+    def with_system(self, system: str | None) -> "ChatExample":
         """Return it with a system text before it, unless it has one."""
         if system is None or (self.messages and self.messages[0]["role"] == "system"):
             return self
@@ -52,7 +52,7 @@ class ChatExample:
         return "" if self.line is None else f"{file}line {self.line}: "
 
 
-def messages_of(turns: object, where: str) -> list[Message]:
+def parse_messages(turns: object, where: str) -> list[Message]:
     """Return the turns of a conversation as templates take them.
 
     Args:
@@ -67,11 +67,11 @@ def _message(turn: object, where: str) -> Message:
     if not isinstance(turn, Mapping):
         raise DataError(f"{where} is {json_kind(turn)}, expected an object with role and content.")
     role, content = ("from", "value") if "from" in turn else ("role", "content")
-    said = turn.get(role)
-    if said not in _ROLES:
+    speaker = turn.get(role)
+    if speaker not in _ROLES:
         raise DataError(
-            f"{where}: {role!r} is {said!r:.40}, expected one of {listed(_ROLES, len(_ROLES))}."
-            f"{nearest(str(said), _ROLES)}",
+            f"{where}: {role!r} is {speaker!r:.40}, expected one of "
+            f"{list_names(_ROLES, len(_ROLES))}.{did_you_mean(str(speaker), _ROLES)}",
             "unknown role",
         )
     text = turn.get(content)
@@ -83,7 +83,7 @@ def _message(turn: object, where: str) -> Message:
         if not text.strip() and not has_calls:
             raise DataError(f"{where}: {content!r} is empty.", "empty turn")
     rest = {name: value for name, value in turn.items() if name not in (role, content)}
-    return {"role": _ROLES[said], "content": text, **rest}
+    return {"role": _ROLES[speaker], "content": text, **rest}
 
 
 def _part(part: object, where: str) -> str:
@@ -94,7 +94,7 @@ def _part(part: object, where: str) -> str:
     return text
 
 
-def conversation_of(record: Record, text: str, label: str, name: str) -> ChatExample:
+def parse_conversation(record: Record, text: str, label: str, name: str) -> ChatExample:
     """Return the conversation in a row.
 
     Args:
@@ -105,14 +105,14 @@ def conversation_of(record: Record, text: str, label: str, name: str) -> ChatExa
     turns = value_of(record, text, name)
     if not isinstance(turns, str) and text == label:
         tools = fields.get("tools")
-        messages = messages_of(turns, f"{where}: {text!r}")
+        messages = parse_messages(turns, f"{where}: {text!r}")
         return ChatExample(messages, tools if isinstance(tools, list) else None, record.line)
     parts = [text_of(record, text, name)]
     if text == "instruction" and fields.get("input"):
         parts.append(text_of(record, "input", name))
-    said: list[dict[str, Any]] = [{"role": "user", "content": "\n\n".join(parts)}]
+    written: list[dict[str, Any]] = [{"role": "user", "content": "\n\n".join(parts)}]
     if isinstance(fields.get("system"), str) and fields["system"]:
-        said.insert(0, {"role": "system", "content": fields["system"]})
+        written.insert(0, {"role": "system", "content": fields["system"]})
     if text != label:
-        said.append({"role": ASSISTANT, "content": text_of(record, label, name)})
-    return ChatExample(messages_of(said, where), None, record.line)
+        written.append({"role": ASSISTANT, "content": text_of(record, label, name)})
+    return ChatExample(parse_messages(written, where), None, record.line)

@@ -5,6 +5,7 @@ Legend: B conversations, T positions, R conversations to be answered, V vocabula
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,9 +13,15 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch, Counts, Sums
-from transfer_cli.data.chat_template import ASSISTANT, ChatTemplate, Renderer, Span, answers_in
-from transfer_cli.data.columns import other_data, turns_of
-from transfer_cli.data.encoded_task import EncodedRows, Truncate, in_portions
+from transfer_cli.data.chat_template import (
+    ASSISTANT,
+    ChatTemplate,
+    Renderer,
+    Span,
+    render_with_spans,
+)
+from transfer_cli.data.columns import other_data_hint, turns_column
+from transfer_cli.data.encoded_task import EncodedRows, iterate_portions
 from transfer_cli.data.records import Record
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
@@ -24,12 +31,12 @@ from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.language_model import exponential
-from transfer_cli.objectives.replies import replies, text_until, without_special
+from transfer_cli.objectives.language_model import exp_or_inf
+from transfer_cli.objectives.replies import decode_until, generate_replies, mask_special_tokens
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.chat.conversations import ChatExample, conversation_of
-from transfer_cli.tasks.scoring import exact, f1
+from transfer_cli.tasks.chat.conversations import ChatExample, parse_conversation
+from transfer_cli.tasks.scoring import exact_match, word_f1
 from transfer_cli.tasks.table import Table, TableRow
 
 
@@ -44,7 +51,7 @@ class EncodedConversations(EncodedRows):
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer, whose tokens go on after its end."""
-        return text_until(list(tokens), self.tokenizer, self.end).strip()
+        return decode_until(list(tokens), self.tokenizer, self.end).strip()
 
 
 @dataclass(frozen=True)
@@ -90,19 +97,19 @@ class ChatTask(Task):
         )
 
     def text_column(self, names: Sequence[str], name: str) -> str | None:
-        return turns_of(names)
+        return turns_column(names)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> ChatExample:
-        conversation = conversation_of(record, text, text, name).unanswered()
+        conversation = parse_conversation(record, text, text, name).unanswered()
         if not conversation.messages:
             raise DataError(f"{name}, line {record.line}: nothing is asked.")
         return conversation
 
     def texts(self, example: ChatExample) -> tuple[str, ...]:
         """See `Task`; all that was said before an answer is one text."""
-        asked = "\n".join(str(turn["content"]) for turn in example.unanswered().messages)
-        answer = example.messages[len(example.unanswered().messages) :]
-        return (asked, *(str(turn["content"]) for turn in answer))
+        asked = len(example.unanswered().messages)
+        contents = [str(turn["content"]) for turn in example.messages]
+        return ("\n".join(contents[:asked]), *contents[asked:])
 
     def equal_by(self, example: ChatExample) -> tuple[str, ...]:
         return self.texts(example)[:1]
@@ -125,9 +132,9 @@ class ChatTask(Task):
         if template is None:
             raise ConfigError("data: conversations have no chat template here; see docs/chat.md")
         end, rows = self.end_in(tokenizer), list[_ChatRow]()
-        with template.opened() as render:
+        with template.open_renderer() as render:
             writer = _Writer(render, tokenizer, end, self.system)
-            for portion in in_portions(examples, "conversations"):
+            for portion in iterate_portions(examples, "conversations"):
                 rows += writer.rows(portion, length)
         is_answered = any(example.messages[-1]["role"] == ASSISTANT for example in examples)
         if is_answered and not any(row.answers for row in rows):
@@ -169,29 +176,27 @@ class ChatTask(Task):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        return {"answer": self._said(data, rows)}
+        return {"answer": self._answer_text(data, rows)}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; an answer is as right as the F1 of its words."""
-        given, said = self.texts(data.examples[example])[-1], self._said(data, rows)
-        return Result(given, said, score=f1(given, said))
+        given, predicted = self.texts(data.examples[example])[-1], self._answer_text(data, rows)
+        return Result(given, predicted, score=word_f1(given, predicted))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """See `Task`; longer answers than are asked for are not compared."""
         given = data.given  # type: ignore[attr-defined]  # of `encode`
         pairs = [
-            (given[at], self._said(data, row)) for at, row in rows.items() if given[at] is not None
+            (given[at], self._answer_text(data, row))
+            for at, row in rows.items()
+            if given[at] is not None
         ]
-        measured = {"exact_match": exact, "f1": f1} if pairs else {}
-        return {
-            name: sum(score(*pair) for pair in pairs) / len(pairs)
-            for name, score in measured.items()
-        }
+        measured = {"exact_match": exact_match, "f1": word_f1} if pairs else {}
+        return {name: sum(starmap(of, pairs)) / len(pairs) for name, of in measured.items()}
 
-    def _said(self, data: Encoded, rows: Rows) -> str:
+    def _answer_text(self, data: Encoded, rows: Rows) -> str:
         (row,) = rows.values()
-        text: str = data.text_of(row["answer"])  # type: ignore[attr-defined]  # of `encode`
-        return text
+        return str(data.text_of(row["answer"]))  # type: ignore[attr-defined]  # of `encode`
 
 
 @dataclass(frozen=True)
@@ -234,21 +239,21 @@ class _Writer:
 
     def rows(self, examples: Sequence[ChatExample], length: int) -> list[_ChatRow]:
         """Return the rows of examples."""
-        written = [self._written(example) for example in examples]
+        written = [self._text_and_spans(example) for example in examples]
         encoded = self.tokenizer.encode_marked([text for text, _ in written])
         rows = []
         for example, (tokens, starts), (_, spans) in zip(examples, encoded, written, strict=True):
             row = self._row(example, tokens, starts, spans)
-            rows.append(row if len(tokens) <= length else self._cut(example, row, length))
+            rows.append(row if len(tokens) <= length else self._truncated(example, row, length))
         return rows
 
-    def _written(self, example: ChatExample) -> tuple[str, list[Span]]:
+    def _text_and_spans(self, example: ChatExample) -> tuple[str, list[Span]]:
         """Return a conversation as one text, and the spans of what the model says."""
-        spoken = example.spoken_to(self.system)
+        spoken = example.with_system(self.system)
         try:
             if example.messages[-1]["role"] == ASSISTANT:
-                return answers_in(self.render, spoken.messages, spoken.tools)
-            return self.render(spoken.messages, spoken.tools, asks=True).text, []
+                return render_with_spans(self.render, spoken.messages, spoken.tools)
+            return self.render(spoken.messages, spoken.tools, add_generation_prompt=True).text, []
         except DataError as error:
             raise DataError(f"{example.place}{error}") from error
 
@@ -266,11 +271,11 @@ class _Writer:
             answers += (at for at in places if at)
         return _ChatRow(tokens, answers, begin, str(example.messages[-1]["content"]))
 
-    def _cut(self, example: ChatExample, row: _ChatRow, length: int) -> _ChatRow:
+    def _truncated(self, example: ChatExample, row: _ChatRow, length: int) -> _ChatRow:
         """Return a conversation up to the last answer within a length; else the first is cut."""
         earlier = example.unanswered().answered()
         while earlier.messages:
-            text, spans = self._written(earlier)
+            text, spans = self._text_and_spans(earlier)
             [(tokens, starts)] = self.tokenizer.encode_marked([text])
             row = self._row(earlier, tokens, starts, spans)
             if len(row.tokens) <= length:
@@ -292,7 +297,6 @@ class Conversations(Table):
 
     task: ClassVar[type[Task]] = ChatTask
     named: ClassVar[bool] = False
-    truncate: Truncate = "longest_first"
 
     system: str | None = None
     answer_tokens: int = 32
@@ -301,20 +305,20 @@ class Conversations(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, turns=True)
 
-    def row_of(
+    def read_row(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
-        conversation = conversation_of(record, columns.text, columns.label, name).answered()
+        conversation = parse_conversation(record, columns.text, columns.label, name).answered()
         if not conversation.messages:
-            cure = other_data(record.fields)
+            cure = other_data_hint(record.fields)
             raise DataError(
                 f"{name}, line {record.line}: the conversation has no answer.{cure}", "no answer"
             )
         return TableRow(record.line, "", conversation)
 
-    def example(self, row: TableRow, numbers: tuple[int, ...]) -> ChatExample:
-        said: ChatExample = replace(row.label, file=row.file)
-        return said
+    def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> ChatExample:
+        conversation: ChatExample = replace(row.label, file=row.file)
+        return conversation
 
 
 class SupervisedChat(CausalLM):
@@ -354,24 +358,23 @@ class SupervisedChat(CausalLM):
         """Return the tokens of last answers, `answer` `[B, task.answer_tokens]`."""
         task, vocabulary = self.info.task, self.info.vocabulary
         end = task.end_in(vocabulary)
-        said = replies(
+        answers = generate_replies(
             model,
             batch["tokens"],
             torch.zeros_like(batch["tokens"]),
             batch["begin"],
-            most=task.answer_tokens,
-            pick=lambda logits: without_special(logits, vocabulary, end).argmax(1),
+            max_tokens=task.answer_tokens,
+            pick=lambda logits: mask_special_tokens(logits, vocabulary, end).argmax(1),
         )
-        return {"answer": said}
+        return {"answer": answers}
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         loss = float(totals["loss"]) / counts["loss"]
-        return {"perplexity": exponential(loss), "loss": loss}
+        return {"perplexity": exp_or_inf(loss), "loss": loss}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
         """Return those of `ChatTask.scores`."""
-        fraction: Literal["fraction"] = "fraction"
         return tuple(
-            Metric(name, higher_is_better=True, unit=fraction)
+            Metric(name, higher_is_better=True, unit="fraction")
             for name in (("exact_match", "f1") if self.writes_answers else ())
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch, real_sequences
 from transfer_cli.data import readers
-from transfer_cli.data.columns import other_data
+from transfer_cli.data.columns import other_data_hint
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import Truncate, encode_texts
 from transfer_cli.data.labelled import Example
@@ -28,7 +28,7 @@ from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.table import open_table
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import ANY
-from transfer_cli.errors import DataError, nearest
+from transfer_cli.errors import DataError, did_you_mean
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
@@ -44,7 +44,7 @@ from transfer_cli.tasks.base import (
     Result,
     Rows,
     Task,
-    no_better,
+    baseline_failure,
 )
 from transfer_cli.tasks.sources import LabelledFiles
 
@@ -90,36 +90,38 @@ class RowFormat:
     first: int = 0
 
 
-def _own(record: Record, name: str) -> ChoiceExample:
+def _read_own(record: Record, name: str) -> ChoiceExample:
     question = text_of(record, "question", name) if "question" in record.fields else ""
     choices = _texts(record, "choices", name)
     return ChoiceExample(text_of(record, "context", name), choices, question.strip())
 
 
-def _swag(record: Record, name: str) -> ChoiceExample:
-    context, begun = (text_of(record, column, name) for column in ("sent1", "sent2"))
+def _read_swag(record: Record, name: str) -> ChoiceExample:
+    context, opening = (text_of(record, column, name) for column in ("sent1", "sent2"))
     endings = [text_of(record, f"ending{number}", name) for number in range(4)]
-    return ChoiceExample(context, endings, begun.strip())
+    return ChoiceExample(context, endings, opening.strip())
 
 
-def _copa(record: Record, name: str) -> ChoiceExample:
+def _read_copa(record: Record, name: str) -> ChoiceExample:
     choices = [text_of(record, f"choice{number}", name) for number in (1, 2)]
-    asked = text_of(record, "question", name).strip()
-    return ChoiceExample(text_of(record, "premise", name), choices, _CONNECTIVES.get(asked, asked))
+    relation = text_of(record, "question", name).strip()
+    return ChoiceExample(
+        text_of(record, "premise", name), choices, _CONNECTIVES.get(relation, relation)
+    )
 
 
-def _story_cloze(record: Record, name: str) -> ChoiceExample:
+def _read_story_cloze(record: Record, name: str) -> ChoiceExample:
     context = [text_of(record, f"InputSentence{number}", name) for number in range(1, 5)]
     endings = [text_of(record, f"RandomFifthSentenceQuiz{number}", name) for number in (1, 2)]
     return ChoiceExample(" ".join(context), endings)
 
 
 ROWS: Mapping[str, RowFormat] = {
-    "jsonl": RowFormat(("context", "choices"), "context", _own),
-    "swag": RowFormat(("sent1", "sent2", "ending0"), "sent1", _swag),
-    "copa": RowFormat(("premise", "choice1", "choice2", "question"), "premise", _copa),
+    "jsonl": RowFormat(("context", "choices"), "context", _read_own),
+    "swag": RowFormat(("sent1", "sent2", "ending0"), "sent1", _read_swag),
+    "copa": RowFormat(("premise", "choice1", "choice2", "question"), "premise", _read_copa),
     "storycloze": RowFormat(
-        ("InputSentence1", "RandomFifthSentenceQuiz1"), "InputSentence1", _story_cloze,
+        ("InputSentence1", "RandomFifthSentenceQuiz1"), "InputSentence1", _read_story_cloze,
         "AnswerRightEnding", 1,
     ),
 }  # fmt: skip
@@ -131,7 +133,7 @@ FORMATS = ("auto", *ROWS, "race")
 
 def row_format(names: Sequence[str], name: str, line: int | None = None) -> RowFormat:
     """Return the format of a table with one question a row, by its columns."""
-    return ROWS[_recognised(names, name, line, tuple(ROWS))]
+    return ROWS[_find_format(names, name, line, tuple(ROWS))]
 
 
 def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
@@ -141,7 +143,7 @@ def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
         path: A table or JSON lines; RACE's split is a folder of files with a passage each.
     """
     files = [path]
-    if path.is_dir():
+    if path.is_dir() and not readers.is_parquet(path):
         files = sorted(file for file in path.rglob("*.[tj][xs][to]*") if file.is_file())
     examples: list[ChoiceExample] = []
     lines = partial(readers.count_lines, path)
@@ -163,31 +165,31 @@ def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample
     """Yield the questions of a record, each with its answer."""
     kind = chosen
     if chosen == "auto":
-        kind = _recognised(tuple(record.fields), name, record.line, FORMATS[1:])
+        kind = _find_format(tuple(record.fields), name, record.line, FORMATS[1:])
     if kind == "race":
-        yield from _passage(record, name)
+        yield from _race_questions(record, name)
         return
     form = ROWS[kind]
     example, number = form.read(record, name), record.fields.get(form.label)
     if isinstance(number, str) and number.strip().isdecimal():
         number = int(number)  # of CSV
-    yield _judged(example, number, form.label, form.first, f"{name}, line {record.line}")
+    yield _with_label(example, number, form.label, form.first, f"{name}, line {record.line}")
 
 
-def _judged(
+def _with_label(
     example: ChoiceExample, number: object, label: str, first: int, where: str
 ) -> ChoiceExample:
     count = len(example.choices)
     if type(number) is not int or not first <= number < first + count:
-        said = "is missing" if number is None else f"is {number!r:.40}"
+        fault = "is missing" if number is None else f"is {number!r:.40}"
         raise DataError(
-            f"{where}: {label!r} {said}, expected a number from {first} to {first + count - 1}, "
+            f"{where}: {label!r} {fault}, expected a number from {first} to {first + count - 1}, "
             f"since there are {count} choices."
         )
     return ChoiceExample(example.context, example.choices, example.question, number - first)
 
 
-def _passage(record: Record, name: str) -> Iterator[ChoiceExample]:
+def _race_questions(record: Record, name: str) -> Iterator[ChoiceExample]:
     """Yield the questions of a passage of RACE."""
     where = f"{name}, line {record.line}"
     article, questions = text_of(record, "article", name), _texts(record, "questions", name, 1)
@@ -205,8 +207,8 @@ def _passage(record: Record, name: str) -> Iterator[ChoiceExample]:
             )
         right = letters.index(answer)
         if _BLANK in question:
-            whole = [question.replace(_BLANK, choice) for choice in choices]
-            yield ChoiceExample(article, whole, label=right)
+            sentences = [question.replace(_BLANK, choice) for choice in choices]
+            yield ChoiceExample(article, sentences, label=right)
         else:
             yield ChoiceExample(article, choices, question.strip(), right)
 
@@ -220,7 +222,7 @@ def _texts(record: Record, column: str, name: str, least: int = 2) -> list[str]:
     return [text_of(Record(record.line, {column: cell}), column, name) for cell in cells]
 
 
-def _recognised(names: Sequence[str], name: str, line: int | None, among: Sequence[str]) -> str:
+def _find_format(names: Sequence[str], name: str, line: int | None, among: Sequence[str]) -> str:
     columns = {**{kind: form.columns for kind, form in ROWS.items()}, "race": _RACE}
     for kind in among:
         if set(columns[kind]) <= set(names):
@@ -232,11 +234,12 @@ def _recognised(names: Sequence[str], name: str, line: int | None, among: Sequen
             'lines such as {"context": "It rains.", "choices": ["I get wet.", "I sing."]}.'
         )
     expected = "; ".join(f"{kind}: {', '.join(columns[kind])}" for kind in among)
-    close = next(filter(None, (nearest(column, sum(columns.values(), ())) for column in names)), "")
+    known = sum(columns.values(), ())
+    close = next(filter(None, (did_you_mean(column, known) for column in names)), "")
     columns_there = ", ".join(repr(column[:40]) for column in names[:10])
     raise DataError(
         f"{where}: the columns {columns_there} are those of no format ({expected})."
-        f"{other_data(names) or close}"
+        f"{other_data_hint(names) or close}"
     )
 
 
@@ -338,7 +341,7 @@ class ChoiceTask(Task):
     ) -> str | None:
         """Return why nothing was learnt: a guess is right as often."""
         accuracy, chance = measures.get(self.measure, 1.0), measures.get("chance", 0.0)
-        return no_better(self.measure, accuracy, "a guess among the choices", chance)
+        return baseline_failure(self.measure, accuracy, "a guess among the choices", chance)
 
 
 @dataclass(kw_only=True)
@@ -406,7 +409,7 @@ class MultipleChoice(SequenceObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy, each example's times its weight."""
         loss_B = self.losses(self.outputs(model, batch, encoded), batch)
-        weight_N = self.weights_on(loss_B.device)
+        weight_N = self.class_weights_on(loss_B.device)
         if weight_N is None:
             return {"loss": loss_B.sum()}
         return {"loss": (weight_N.index_select(0, batch["index"]) * loss_B).sum()}
@@ -416,7 +419,7 @@ class MultipleChoice(SequenceObjective):
         # What stands in for a missing choice must not even reach the statistics of a batch norm.
         real_S = real_sequences(batch)
         vectors = encoded.pooled(self.head_pooling(model))
-        predicted_S = self.read(model, vectors.index_select(0, real_S)).squeeze(1)
+        predicted_S = self.head_outputs(model, vectors.index_select(0, real_S)).squeeze(1)
         shape = batch["mask"].shape[:-1]
         return (
             predicted_S.new_full((shape.numel(),), -torch.inf)
@@ -447,7 +450,7 @@ class MultipleChoice(SequenceObjective):
         share_B = self.calibrated(outputs).softmax(1).amax(1)
         return {"label": outputs.argmax(1), "probability": share_B, "right": hit_B}
 
-    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+    def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the number of the right choice and of the likeliest."""
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
         return [(str(wanted), str(predicted)) for wanted, predicted in both]

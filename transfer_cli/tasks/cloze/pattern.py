@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from transfer_cli.data.encoded_task import Truncate, check_kept, in_portions, kept
+from transfer_cli.data.encoded_task import (
+    Truncate,
+    check_truncation,
+    iterate_portions,
+    kept_sizes,
+)
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError, DataError, listed, nearest
+from transfer_cli.errors import ConfigError, DataError, did_you_mean, list_names
 
 _FIELD = re.compile(r"\{(\w*)\}")
 _KNOWN = ("text", "pair", "mask")
@@ -37,7 +42,7 @@ class ClozePattern:
             if name not in _KNOWN:
                 raise ValueError(
                     f"pattern has {{{name}}}, and there are {{text}}, {{pair}} and {{mask}}"
-                    f".{nearest(name, _KNOWN)}"
+                    f".{did_you_mean(name, _KNOWN)}"
                 )
         for name in ("text", "mask"):
             if name not in fields:
@@ -61,11 +66,11 @@ class ClozePattern:
         before, _, after = self.written.replace("\\n", "\n").partition("{mask}")
         return before, after
 
-    def sides(self, text: str, pair: str | None) -> tuple[tuple[str, str], tuple[str, str]]:
+    def fill(self, text: str, pair: str | None) -> tuple[tuple[str, str], tuple[str, str]]:
         """Return what stands before the gap and after it, each with whose each character is."""
         values = {"text": (text, _OF_TEXT), "pair": (pair or "", _OF_PAIR)}
 
-        def filled(side: str) -> tuple[str, str]:
+        def filled_side(side: str) -> tuple[str, str]:
             # Every second part is the name of a field.
             parts = [
                 values[part] if place % 2 else (part, _OF_PATTERN)
@@ -75,11 +80,11 @@ class ClozePattern:
             return whole, "".join(owner * len(value) for value, owner in parts)
 
         before, after = self._sides
-        return filled(before), filled(after)
+        return filled_side(before), filled_side(after)
 
-    def token_of(self, tokenizer: Tokenizer, word: str) -> int:
+    def word_token(self, tokenizer: Tokenizer, word: str) -> int:
         """Return the one token of a word in the gap, with the space that stands before it."""
-        (before, _), _ = self.sides("a", "a")
+        (before, _), _ = self.fill("a", "a")
         stem = tokenizer.encode(before.rstrip(" "))
         whole = tokenizer.encode(before + word)
         # Some tokenizers join the end of the pattern and the beginning of the word.
@@ -89,13 +94,13 @@ class ClozePattern:
             return whole[first]
         pieces = tokenizer.pieces(whole[first:])
         raise ConfigError(
-            f"objective.words: {word!r} is no single token ({listed(pieces, 5) or 'none'}), and a "
-            "gap has room for one; choose other words for all labels, objective.words={LABEL:WORD,"
-            "...} (transfer fill shows which the model knows)"
+            f"objective.words: {word!r} is no single token ({list_names(pieces, 5) or 'none'}), "
+            "and a gap has room for one; choose other words for all labels, "
+            "objective.words={LABEL:WORD,...} (transfer fill shows which the model knows)"
         )
 
 
-def words_of_labels(
+def label_words(
     typed: Mapping[str, object], labels: Sequence[str], key: str
 ) -> tuple[tuple[str, ...], ...]:
     """Return the words that stand for each label: those typed, else the label itself.
@@ -107,12 +112,12 @@ def words_of_labels(
     unknown = next((name for name in typed if name not in labels), None)
     if unknown is not None:
         raise ConfigError(
-            f"{key}: {unknown!r} is no label; there are {listed(labels, 10)}"
-            f".{nearest(unknown, labels)}"
+            f"{key}: {unknown!r} is no label; there are {list_names(labels, 10)}"
+            f".{did_you_mean(unknown, labels)}"
         )
     lacking = [label for label in labels if typed and label not in typed]
     if lacking:
-        raise ConfigError(f"{key}: says nothing of {listed(lacking)}")
+        raise ConfigError(f"{key}: says nothing of {list_names(lacking)}")
     by_label: list[tuple[str, ...]] = []
     for label in labels:
         words: Any = typed.get(label, label)
@@ -167,16 +172,15 @@ class PatternEncoder:
 
         Where they are too many, its texts alone lose some, at their ends.
         """
-        for portion in in_portions(examples):
+        for portion in iterate_portions(examples):
             chunks = [self._chunks(example.text, example.pair) for example in portion]
-            flat = [chunk for parts in chunks for chunk in parts]
-            encoded = iter(zip(flat, self._encoded(flat), strict=True))
+            encoded = self._encode_chunks([chunk for parts in chunks for chunk in parts])
             for example, parts in zip(portion, chunks, strict=True):
-                tokens = [pair for _ in parts for pair in _opened(*next(encoded))]
-                yield self._cut(example, tokens, length, truncate)
+                tokens = [pair for _ in parts for pair in next(encoded)]
+                yield self._truncated(example, tokens, length, truncate)
 
     def _chunks(self, text: str, pair: str | None) -> list[_Chunk]:
-        (before, owners), (after, owners_after) = self.pattern.sides(text, pair)
+        (before, owners), (after, owners_after) = self.pattern.fill(text, pair)
         # The space before the gap belongs to its word: that is how tokens are cut.
         before = before.removesuffix(" ") if self.has_gap else before.rstrip(" ")
         opening = None if self.line is None else (self.line, _OF_PATTERN)
@@ -198,8 +202,8 @@ class PatternEncoder:
             at += len(line) + 1
         return chunks
 
-    def _encoded(self, chunks: Sequence[_Chunk]) -> Iterator[list[tuple[int, str]]]:
-        """Yield the tokens of each chunk, with whose they are."""
+    def _encode_chunks(self, chunks: Sequence[_Chunk]) -> Iterator[list[tuple[int, str]]]:
+        """Yield the tokens of each chunk, behind the one that opens it, with whose they are."""
         word = self.tokenizer.encode("a")
         # A comma is encoded as after a word, so that it has no space before it.
         written = [f"a{chunk.text}" if chunk.is_glued else chunk.text for chunk in chunks]
@@ -211,9 +215,10 @@ class PatternEncoder:
             elif chunk.is_glued:
                 ((tokens, spans),) = self.tokenizer.encode_with_offsets([chunk.text])
             owners = (_owner(chunk.owners, begin - shift, end - shift) for begin, end in spans)
-            yield list(zip(tokens, owners, strict=True))
+            opening = [] if chunk.opening is None else [chunk.opening]
+            yield [*opening, *zip(tokens, owners, strict=True)]
 
-    def _cut(
+    def _truncated(
         self, example: Any, tokens: Sequence[tuple[int, str]], length: int, truncate: Truncate
     ) -> tuple[list[int], int, bool]:
         counts = {name: sum(owner == name for _, owner in tokens) for name in (_OF_TEXT, _OF_PAIR)}
@@ -224,11 +229,10 @@ class PatternEncoder:
                 "shorten objective.pattern, or let data.length be longer"
             )
         sizes, room = (counts[_OF_TEXT], counts[_OF_PAIR]), length - fixed
-        stay = kept(*sizes, room, truncate)
-        check_kept(example, sizes, stay, truncate, room, length)
+        stay = kept_sizes(*sizes, room, truncate)
+        check_truncation(example, sizes, stay, truncate, room, length)
         left = dict(zip(counts, stay, strict=True))
-        row = list(self.start)
-        gap = 0
+        row, gap = list(self.start), 0
         for token, owner in tokens:
             if owner in left:
                 left[owner] -= 1
@@ -240,10 +244,6 @@ class PatternEncoder:
         row += self.end
         # A text that a tokenizer finds nothing in still has a place to go on from.
         return row or [self.tokenizer.sep], gap, sum(sizes) > room
-
-
-def _opened(chunk: _Chunk, tokens: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    return tokens if chunk.opening is None else [chunk.opening, *tokens]
 
 
 def _owner(owners: str, begin: int, end: int) -> str:

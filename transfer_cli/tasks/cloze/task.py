@@ -5,6 +5,7 @@ Legend: B batch, T positions, D width, C classes, N words, V vocabulary.
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,7 @@ from transfer_cli.objectives.confidence import Calibrate
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.tasks.base import Direction
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.cloze.pattern import ClozePattern, PatternEncoder, words_of_labels
+from transfer_cli.tasks.cloze.pattern import ClozePattern, PatternEncoder, label_words
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Cloze(Classification):
         """Return the task of its data with this pattern; see `Objective`."""
         if not isinstance(task, ClassificationTask):
             return task
-        by_label = words_of_labels({**words, **self.words}, task.labels, "objective.words")
+        by_label = label_words({**words, **self.words}, task.labels, "objective.words")
         return ClozeTask(
             task.labels,
             judged_by=task.judged_by,
@@ -161,10 +162,8 @@ class Cloze(Classification):
                 f"losses.{info.name}: a pattern writes all texts of a run anew, so it is a main "
                 "objective; take objective=cloze"
             )
-        self._tokens = {
-            label: [self.pattern.token_of(info.vocabulary, word) for word in info.task.words[label]]
-            for label in info.labels
-        }
+        token_of = partial(self.pattern.word_token, info.vocabulary)
+        self._tokens = {label: [*map(token_of, info.task.words[label])] for label in info.labels}
         owner: dict[int, str] = {}
         for label, tokens in self._tokens.items():
             for token in tokens:
@@ -210,11 +209,12 @@ class Cloze(Classification):
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the logits of the labels, in float32, `[B, C]`."""
         if model.backbone.causal:
-            return self.read(model, encoded.pooled("cls_last"))
+            return self.head_outputs(model, encoded.pooled("cls_last"))
         top_BTD, gap_B = encoded.top, batch["gap"]
-        return self.read(model, top_BTD[torch.arange(len(gap_B), device=gap_B.device), gap_B])
+        row_B = torch.arange(len(gap_B), device=gap_B.device)
+        return self.head_outputs(model, top_BTD[row_B, gap_B])
 
-    def read(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
+    def head_outputs(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
         """Return what the words say of the states at gaps, in float32, `[B, C]`."""
         logits_BV = model.heads[HEAD](pooled_BD, model.backbone.token_embedding.weight)
         tokens_N = torch.tensor([token for tokens in self._tokens.values() for token in tokens])

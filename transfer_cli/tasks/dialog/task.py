@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data import readers
-from transfer_cli.data.columns import other_data
+from transfer_cli.data.columns import other_data_hint
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.json_tables import json_rows
-from transfer_cli.data.labelled import INPUT, LabelledData
+from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
@@ -32,13 +32,13 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.language_model import exponential
-from transfer_cli.objectives.replies import replies, text_until, without_special
+from transfer_cli.objectives.language_model import exp_or_inf
+from transfer_cli.objectives.replies import decode_until, generate_replies, mask_special_tokens
 from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Answer, Direction, Task
 from transfer_cli.tasks.choice.task import CHANCE, MEAN_RANK, ChoiceTask, MultipleChoice
-from transfer_cli.tasks.scoring import f1
+from transfer_cli.tasks.scoring import word_f1
 from transfer_cli.tasks.sources import LabelledFiles
 
 _SPLITS = {"train": "train", "validation": "valid"}
@@ -69,32 +69,32 @@ def read_turns(path: Path) -> dict[str, list[DialogExample]]:
             whole = None  # perhaps lines
         if isinstance(whole, dict) and "train" in whole:
             return {
-                name: list(_turns(whole[theirs], f"{path}, {theirs}"))
+                name: list(_persona_chat_turns(whole[theirs], f"{path}, {theirs}"))
                 for name, theirs in _SPLITS.items()
                 if theirs in whole
             }
     records = json_rows(path)
-    turns = [_answered(record.fields, f"{path}, line {record.line}") for record in records]
+    turns = [_labelled_turn(record.fields, f"{path}, line {record.line}") for record in records]
     if not turns:
         raise DataError(f"{path} has no turns.")
     return {"train": turns}
 
 
-def turn_of(fields: Mapping[str, object], where: str) -> DialogExample:
+def parse_turn(fields: Mapping[str, object], where: str) -> DialogExample:
     """Return a turn without its answer."""
     persona = _texts(fields, "personality" if "personality" in fields else "persona", where, 0)
     history = _texts(fields, "history", where, 1)
     return DialogExample(persona, history, _texts(fields, "candidates", where, 1))
 
 
-def _answered(fields: Mapping[str, object], where: str) -> DialogExample:
-    turn = turn_of(fields, where)
+def _labelled_turn(fields: Mapping[str, object], where: str) -> DialogExample:
+    turn = parse_turn(fields, where)
     if len(turn.choices) < 2:
         raise DataError(f"{where}: 'candidates' has 1, expected at least 2, the right one last.")
     return replace(turn, label=len(turn.choices) - 1)
 
 
-def _turns(dialogs: object, where: str) -> Iterator[DialogExample]:
+def _persona_chat_turns(dialogs: object, where: str) -> Iterator[DialogExample]:
     """Yield the turns of the dialogs of a split of PersonaChat's file."""
     for number, dialog in enumerate(_list(dialogs, where), 1):
         place = f"{where}, dialog {number}"
@@ -103,15 +103,15 @@ def _turns(dialogs: object, where: str) -> Iterator[DialogExample]:
         for turn, utterance in enumerate(
             _list(fields.get("utterances"), f"{place}: 'utterances'"), 1
         ):
-            said = utterance if isinstance(utterance, dict) else {}
-            yield _answered({**said, "personality": persona}, f"{place}, turn {turn}")
+            own_fields = utterance if isinstance(utterance, dict) else {}
+            yield _labelled_turn({**own_fields, "personality": persona}, f"{place}, turn {turn}")
 
 
 def _texts(fields: Mapping[str, object], name: str, where: str, least: int) -> list[str]:
     texts = fields.get(name, [] if least == 0 else None)
     if not isinstance(texts, list) or len(texts) < least:
         few = f"has {len(texts)}" if isinstance(texts, list) else "is no list of texts"
-        cure = other_data(fields) if name == "history" else ""
+        cure = other_data_hint(fields) if name == "history" else ""
         raise DataError(f"{where}: {name!r} {few}, expected at least {least}.{cure}")
     wrong = next((text for text in texts if not isinstance(text, str)), None)
     if wrong is not None:
@@ -175,7 +175,7 @@ class DialogTask(ChoiceTask):
     def read(  # type: ignore[override]  # examples are of its own class
         self, record: Record, text: str, pair: str | None, name: str
     ) -> DialogExample:
-        return turn_of(record.fields, f"{name}, line {record.line}")
+        return parse_turn(record.fields, f"{name}, line {record.line}")
 
     def texts(self, example: DialogExample) -> tuple[str, ...]:  # type: ignore[override]
         """See `Task`; the last utterance is shown first."""
@@ -200,8 +200,8 @@ class DialogTask(ChoiceTask):
             right = turn.choices[turn.label or 0]
             others = [reply for reply in turn.choices if reply != right]
             order = sorted(range(len(others)), key=[draw() for _ in others].__getitem__)
-            kept = [others[at] for at in order[: self.candidates - 1]]
-            turns.append(replace(turn, choices=[*kept, right], label=len(kept)))
+            distractors = [others[at] for at in order[: self.candidates - 1]]
+            turns.append(replace(turn, choices=[*distractors, right], label=len(distractors)))
         return turns
 
     def encode(  # type: ignore[override]  # examples are of its own class
@@ -220,17 +220,18 @@ class DialogTask(ChoiceTask):
         for example in examples:
             replies = tokenizer.encode_batch(list(example.choices))
             room = length - max(map(len, replies)) - 1
-            context, whole = self.context(example, tokenizer, max(room, 0))
-            most = length - len(context.tokens) - 1
+            context, is_whole = self.context(example, tokenizer, max(room, 0))
+            begin, most = len(context.tokens), length - len(context.tokens) - 1
+            if most < 1:
+                raise ConfigError(f"data.length is {length}, too short for a reply; raise it")
             for number, reply in enumerate(replies):
-                said = [*reply[:most], tokenizer.cls]
-                begin, is_right = len(context.tokens), number == example.label
-                rows.append([*context.tokens, *said])
-                speakers.append([*context.speakers, *[0] * len(said)])
+                ending = [*reply[:most], tokenizer.cls]
+                rows.append([*context.tokens, *ending])
+                speakers.append([*context.speakers, *[0] * len(ending)])
                 # From the mark of the turn on, each token predicts the next one.
-                following = said if is_right else [IGNORE] * len(said)
+                following = ending if number == example.label else [IGNORE] * len(ending)
                 targets.append([*[IGNORE] * (begin - 1), *following, IGNORE])
-                is_cut.append(not whole or len(reply) > most)
+                is_cut.append(not is_whole or len(reply) > most)
         labels = [example.label for example in examples]
         known = None not in labels
         per_token = {"segment": speakers, **({"next_tokens": targets} if known else {})}
@@ -249,12 +250,12 @@ class DialogTask(ChoiceTask):
         """Return what stands before a reply in at most `room` tokens, and whether that is all."""
         marks = self.marks(tokenizer)
         history = list(example.history)[-(2 * self.max_history + 1) :]
-        said = tokenizer.encode_batch([*example.persona, *history])
-        persona = [token for sentence in said[: len(example.persona)] for token in sentence]
+        encoded = tokenizer.encode_batch([*example.persona, *history])
+        persona = [token for sentence in encoded[: len(example.persona)] for token in sentence]
         # Backwards from the reply, which is the model's, the speakers alternate.
         turns = [
             (marks[(len(history) - at) % 2] + tokens, (len(history) - at) % 2)
-            for at, tokens in enumerate(said[len(example.persona) :])
+            for at, tokens in enumerate(encoded[len(example.persona) :])
         ]
         left = room - 1 - len(marks[0])
         size = len(persona) + sum(len(tokens) for tokens, _ in turns)
@@ -323,16 +324,13 @@ class Dialogs(LabelledFiles):
     speakers: tuple[str, ...] = SPEAKERS
 
     def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
-        """See `LabelledFiles`; to score a run on PersonaChat's file, the turns of `valid`."""
+        """See `LabelledFiles`; a run is tested and scored on the turns of `valid`."""
         splits = {}
         for split, files in paths.items():
             turns: dict[str, list[DialogExample]] = {}
             for name, some in chain.from_iterable(read_turns(path).items() for path in files):
                 turns.setdefault(name, []).extend(some)
-            if split == INPUT:
-                splits[split] = turns.get("validation", turns["train"])
-            else:
-                splits[split] = turns[split] if split in turns else next(iter(turns.values()))
+            splits[split] = turns.get(split, turns.get("validation", turns["train"]))
             if split == "train" and "validation" in turns and "validation" not in paths:
                 splits["validation"] = turns["validation"]
         first, node = next(iter(paths.values())), self.task.node(**self.options())
@@ -401,7 +399,7 @@ class NextUtterance(MultipleChoice):
         """Return hits at 1, those of a guess, the mean rank, perplexity, F1 and the loss."""
         means = super().compute_metrics(totals, counts, text)
         del means["words"]
-        perplexity = exponential(float(totals["words"]) / counts["words"])
+        perplexity = exp_or_inf(float(totals["words"]) / counts["words"])
         return {"hits_at_1": means.pop("accuracy"), **means, "perplexity": perplexity}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
@@ -424,32 +422,32 @@ class NextUtterance(MultipleChoice):
 
     def _f1(self, model: TransferModel, batch: Batch) -> float:
         """Return the summed F1 of the words of what the model says to each turn of a batch."""
-        target_BT = _of_right(batch, batch["next_tokens"])
+        target_BT = _of_right_candidate(batch, batch["next_tokens"])
         has_target_BT = target_BT != IGNORE
         begin_B = 1 + has_target_BT.int().argmax(1)  # after the mark of the turn
-        predicted = replies(
+        predicted = generate_replies(
             model,
-            _of_right(batch, batch["tokens"]),
-            _of_right(batch, batch["segment"]),
+            _of_right_candidate(batch, batch["tokens"]),
+            _of_right_candidate(batch, batch["segment"]),
             begin_B,
-            most=self.reply_tokens,
-            pick=lambda logits: self.allowed(logits).argmax(1),
+            max_tokens=self.reply_tokens,
+            pick=lambda logits: self.reply_logits(logits).argmax(1),
         )
         total = 0.0
         for row, target, has in zip(predicted.tolist(), target_BT, has_target_BT, strict=True):
-            total += f1(self.text_of(target[has].tolist()), self.text_of(row))
+            total += word_f1(self.text_of(target[has].tolist()), self.text_of(row))
         return total
 
     def text_of(self, reply: list[int]) -> str:
         """Return the text of a reply up to its end."""
-        return text_until(reply, self.info.vocabulary, self.info.vocabulary.cls)
+        return decode_until(reply, self.info.vocabulary, self.info.vocabulary.cls)
 
-    def allowed(self, logits_RV: Tensor) -> Tensor:
+    def reply_logits(self, logits_RV: Tensor) -> Tensor:
         """Return logits with -inf at special tokens but the one that ends a reply."""
-        return without_special(logits_RV, self.info.vocabulary, self.info.vocabulary.cls)
+        return mask_special_tokens(logits_RV, self.info.vocabulary, self.info.vocabulary.cls)
 
 
-def _of_right(batch: Batch, values_BCT: Tensor) -> Tensor:
+def _of_right_candidate(batch: Batch, values_BCT: Tensor) -> Tensor:
     """Return `[B, T]` of the right candidates."""
     label_B = batch["label"]
     return values_BCT[torch.arange(len(label_B), device=label_B.device), label_B]

@@ -50,14 +50,14 @@ class PairsOfClasses(TaskData):
         )  # fmt: skip
 
     def _pairs(self, train: Sequence[Any], where: str, seed: int) -> Iterator[PairExample]:
-        of_label = defaultdict[int, list[Example]](list)
+        examples_by_label = defaultdict[int, list[Example]](list)
         for example in train:
             if not isinstance(example, Example) or example.label is None or example.pair:
                 raise DataError(f"{where}: pairs are made of single texts with one label each")
-            of_label[example.label].append(example)
+            examples_by_label[example.label].append(example)
         # Of Python's generator, only random() is promised to stay the same in later versions.
         generator = random.Random(derive(seed, "pairs"))  # noqa: S311 - not for cryptography
-        for label, examples in of_label.items():
+        for label, examples in examples_by_label.items():
             for example in examples:
                 others = [other.text for other in examples if other.text != example.text]
                 order = sorted(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, Counts, Sums, size
+from transfer_cli.batch import Batch, Counts, Sums, batch_size
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import CheckpointError, ConfigError, above_zero
 from transfer_cli.metrics import Metric
@@ -20,7 +20,7 @@ from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import Answering
 from transfer_cli.objectives.base import Encoding, ExampleResults, TaskInfo
-from transfer_cli.tasks.regression import shown
+from transfer_cli.tasks.regression import format_number
 
 ERROR = Metric("mse", higher_is_better=False)
 """The squared distance of a pair's cosine from its score, which is 1 where there is none."""
@@ -37,7 +37,7 @@ _RETRIEVAL = (
 )
 
 
-def ranked_among_others(vectors_NKD: Tensor, text_NK: Tensor, scale: float) -> Tensor:
+def multiple_negatives_loss(vectors_NKD: Tensor, text_NK: Tensor, scale: float) -> Tensor:
     """Return the cross-entropy of each anchor's own text among those of all examples, `[N]`.
 
     The logits are cosines times `scale`, the candidates the second texts of all examples, and
@@ -60,7 +60,7 @@ def ranked_among_others(vectors_NKD: Tensor, text_NK: Tensor, scale: float) -> T
     return F.cross_entropy(logits_NM.masked_fill(is_out_NM, -torch.inf), own_N, reduction="none")
 
 
-def ordered_as_scores(cosine_N: Tensor, score_N: Tensor, scale: float) -> Tensor:
+def cosent_loss(cosine_N: Tensor, score_N: Tensor, scale: float) -> Tensor:
     """Return log(1 + sum of exp(scale (cos_j - cos_i)) over i, j with score_i > score_j).
 
     CoSENT (Su 2022). It is a loss of all examples together.
@@ -78,8 +78,8 @@ class Contrastive(Answering):
     It compares all examples of a step with each other: those of all micro-batches and processes.
 
     Args:
-        loss: `multiple_negatives`: pairs belong together, see `ranked_among_others`; of pairs with
-            scores `cosent`, see `ordered_as_scores`, or `cosine`: the squared difference of cosine
+        loss: `multiple_negatives`: pairs belong together, see `multiple_negatives_loss`; of pairs
+            with scores `cosent`, see `cosent_loss`, or `cosine`: the squared difference of cosine
             and score (Reimers and Gurevych 2019). auto: what goes with the data, of scores cosent.
         scale: What cosines are multiplied by, 1 / temperature.
         pooling: See `pooling.pool`; auto: as the model that it starts from says, else the mean.
@@ -105,17 +105,17 @@ class Contrastive(Answering):
     @property
     def compares(self) -> tuple[str, ...]:
         """See `Objective`; a squared difference is of one pair alone."""
-        return {"multiple_negatives": ("texts",), "cosent": ("value",), "cosine": ()}[self._chosen]
+        return {"multiple_negatives": ("texts",), "cosent": ("value",), "cosine": ()}[self._loss]
 
     @property
-    def _scored(self) -> bool:
+    def _has_scores(self) -> bool:
         return bool(getattr(self.info.task, "scored", False))
 
     @property
-    def _chosen(self) -> str:
+    def _loss(self) -> str:
         if self.loss != "auto":
             return self.loss
-        return "cosent" if self._scored else "multiple_negatives"
+        return "cosent" if self._has_scores else "multiple_negatives"
 
     def task_of(
         self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
@@ -141,11 +141,11 @@ class Contrastive(Answering):
                 f"losses.{info.name}: a loss that compares the examples of a step is the main one; "
                 "take objective=contrastive, and others as further losses"
             )
-        if (self._chosen == "multiple_negatives") == self._scored:
-            there = "pairs with scores" if self._scored else "pairs that belong together"
-            choose = "cosent or cosine" if self._scored else "multiple_negatives"
+        if (self._loss == "multiple_negatives") == self._has_scores:
+            there = "pairs with scores" if self._has_scores else "pairs that belong together"
+            choose = "cosent or cosine" if self._has_scores else "multiple_negatives"
             raise ConfigError(
-                f"objective.loss: {self._chosen} does not go with {there}, which the data are; "
+                f"objective.loss: {self._loss} does not go with {there}, which the data are; "
                 f"take {choose}, or auto"
             )
 
@@ -161,42 +161,43 @@ class Contrastive(Answering):
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Store how vectors are made."""
-        made = {"pooling": self.pooled_by, "normalize": bool(self.normalize)}
-        return {**super().finalize_options(model, trains), **made}
+        options = super().finalize_options(model, trains)
+        return {**options, "pooling": self.vector_pooling, "normalize": bool(self.normalize)}
 
     @property
-    def pooled_by(self) -> Pooling:
+    def vector_pooling(self) -> Pooling:
         """How the states of a text's tokens become its vector."""
         return "mean" if self.pooling == "auto" else self.pooling
 
     def pooling_of(self, model: TransferModel) -> Pooling:
-        return self.pooled_by
+        return self.vector_pooling
 
     # --- the loss --------------------------------------------------------------------------
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the vector of each text in float32, `[B, K, D]`; those that are missing are 0."""
-        vectors_BKD = encoded.pooled(self.pooled_by).float().unflatten(0, (size(batch), -1))
+        vectors = encoded.pooled(self.vector_pooling).float()
+        vectors_BKD = vectors.unflatten(0, (batch_size(batch), -1))
         missing = batch["texts"].shape[1] - vectors_BKD.shape[1]
         return F.pad(vectors_BKD, (0, 0, 0, missing))
 
     def losses(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the loss of each of the examples, which are all of a step, `[N]`."""
-        losses = [self._losses_of(part, batch) for part in self._parts(outputs)]
+        losses = [self._vector_losses(part, batch) for part in self._prefixes(outputs)]
         return torch.stack(losses).sum(0)
 
-    def _parts(self, vectors_NKD: Tensor) -> list[Tensor]:
+    def _prefixes(self, vectors_NKD: Tensor) -> list[Tensor]:
         """Return the vectors, and their first numbers, as many as each of the sizes."""
         return [vectors_NKD, *(vectors_NKD[..., :count] for count in self.matryoshka)]
 
-    def _losses_of(self, vectors_NKD: Tensor, batch: Batch) -> Tensor:
-        if self._chosen == "multiple_negatives":
-            return ranked_among_others(vectors_NKD, batch["texts"], self.scale)
+    def _vector_losses(self, vectors_NKD: Tensor, batch: Batch) -> Tensor:
+        if self._loss == "multiple_negatives":
+            return multiple_negatives_loss(vectors_NKD, batch["texts"], self.scale)
         cosine_N = F.cosine_similarity(vectors_NKD[:, 0], vectors_NKD[:, 1], dim=-1)
         score_N = batch["value"].float()
-        if self._chosen == "cosine":
+        if self._loss == "cosine":
             return (cosine_N - score_N).square()
-        return ordered_as_scores(cosine_N, score_N, self.scale).expand(len(cosine_N))
+        return cosent_loss(cosine_N, score_N, self.scale).expand(len(cosine_N))
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the sum of `losses`, whose gradient the step may have computed already."""
@@ -211,7 +212,7 @@ class Contrastive(Answering):
     def _cosines(self, outputs: Tensor) -> Tensor:
         """Return the cosine of the first two texts, of whole vectors and of sizes, `[B, Z]`."""
         cosines = [
-            F.cosine_similarity(part[:, 0], part[:, 1], dim=-1) for part in self._parts(outputs)
+            F.cosine_similarity(part[:, 0], part[:, 1], dim=-1) for part in self._prefixes(outputs)
         ]
         return torch.stack(cosines, dim=1)
 
@@ -231,7 +232,7 @@ class Contrastive(Answering):
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
-        outputs = self._once(model, batch, encoded)
+        outputs = self._cached_outputs(model, batch, encoded)
         errors_B = self._errors(outputs, batch)
         return ExampleResults(errors_B, self.targets(batch), self.results(outputs, batch))
 
@@ -249,14 +250,10 @@ class Contrastive(Answering):
 
     def results(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return `cosine` and `expected`; of pairs without scores also `vectors`, to compare."""
-        vectors = {} if "value" in batch else {"vectors": outputs}
-        return {
-            **self.answers(outputs, batch),
-            "expected": self._expected(outputs, batch),
-            **vectors,
-        }
+        results = {**self.answers(outputs, batch), "expected": self._expected(outputs, batch)}
+        return results if "value" in batch else {**results, "vectors": outputs}
 
-    def shown(self, outputs: Any, batch: Batch) -> Iterable[tuple[str, str]]:
+    def display_pairs(self, outputs: Any, batch: Batch) -> Iterable[tuple[str, str]]:
         cosine_B, expected_B = self._cosines(outputs)[:, 0], self._expected(outputs, batch)
         both = zip(expected_B.tolist(), cosine_B.tolist(), strict=True)
-        return [(shown(wanted), shown(cosine)) for wanted, cosine in both]
+        return [(format_number(wanted), format_number(cosine)) for wanted, cosine in both]

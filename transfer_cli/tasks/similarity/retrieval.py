@@ -12,14 +12,14 @@ CUTOFF = 10
 _PORTION = 1024
 
 
-def unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def unit_vectors(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return vectors divided by their length, along the last axis."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     units: npt.NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return units
 
 
-def retrieval(
+def retrieval_measures(
     queries_QD: npt.NDArray[np.float32],
     documents_MD: npt.NDArray[np.float32],
     relevant: Sequence[Collection[int]],
@@ -34,7 +34,7 @@ def retrieval(
     Args:
         relevant: The numbers of each query's relevant documents, at least one.
     """
-    queries_QD, documents_MD = unit(queries_QD), unit(documents_MD)
+    queries_QD, documents_MD = unit_vectors(queries_QD), unit_vectors(documents_MD)
     sums = dict.fromkeys(("mrr", "recall_at_1", "recall_at_10", "ndcg_at_10"), 0.0)
     gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
     for first in range(0, len(queries_QD), _PORTION):

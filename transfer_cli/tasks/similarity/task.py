@@ -12,15 +12,15 @@ import numpy as np
 
 from transfer_cli.data.columns import is_yes
 from transfer_cli.data.encoded_groups import EncodedGroups
-from transfer_cli.data.encoded_task import Truncate, all_known, encode_texts
+from transfer_cli.data.encoded_task import Truncate, encode_texts, have_answers
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.records import Record, label_of, plain_number, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import DECIMALS, Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.regression import average_ranks, correlation, problem_of, shown
-from transfer_cli.tasks.similarity.retrieval import retrieval
+from transfer_cli.tasks.regression import average_ranks, correlation, format_number, number_problem
+from transfer_cli.tasks.similarity.retrieval import retrieval_measures
 from transfer_cli.tasks.table import Table, TableRow
 
 NO_TEXT = -1
@@ -71,10 +71,6 @@ class SimilarityTask(Task):
     highest: float = field(default=1.0, compare=False)
     sizes: tuple[int, ...] = field(default=(), compare=False)
 
-    @property
-    def truncate(self) -> Truncate:
-        return "longest_first"
-
     def read(self, record: Record, text: str, pair: str | None, name: str) -> PairExample:
         if pair is None:
             raise DataError(
@@ -88,16 +84,16 @@ class SimilarityTask(Task):
         return example.texts
 
     def labels_of(self, example: PairExample) -> Sequence[str]:
-        return () if example.value is None else (shown(example.value),)
+        return () if example.value is None else (format_number(example.value),)
 
     def unlabelled(self, example: PairExample) -> PairExample:
         return replace(example, value=None)
 
     def check(self, train: Sequence[PairExample], where: str) -> None:
         scores = {example.value for example in train}
-        said = next((shown(score) for score in scores if score is not None), "")
-        if len(train) < 2 or (len(scores) == 1 and said):
-            few = f"all pairs have the score {said}" if len(train) > 1 else "there is one pair"
+        score = next((format_number(score) for score in scores if score is not None), "")
+        if len(train) < 2 or (len(scores) == 1 and score):
+            few = f"all pairs have the score {score}" if len(train) > 1 else "there is one pair"
             raise DataError(f"{where}: {few}, so that there is nothing to tell apart; give others")
 
     def facts(self, train: Sequence[PairExample]) -> dict[str, Any]:
@@ -115,18 +111,15 @@ class SimilarityTask(Task):
         """See `Task`; `texts` `[N, K]` has equal numbers for texts that are not told apart."""
         texts = [Example(text) for example in examples for text in example.texts]
         numbers: dict[str, int] = {}
-        number_NK: Any = np.full(
-            (len(examples), max(len(example.texts) for example in examples)), NO_TEXT
-        )
+        most = max(len(example.texts) for example in examples)
+        number_NK: Any = np.full((len(examples), most), NO_TEXT)
         for row, example in enumerate(examples):
             for place, text in enumerate(example.texts):
-                topic = example.topic
-                number_NK[row, place] = (
-                    numbers.setdefault(text, len(numbers)) if topic is None else topic
-                )
+                number = numbers.setdefault(text, len(numbers))
+                number_NK[row, place] = number if example.topic is None else example.topic
         values, highest = [example.value for example in examples], self.highest
         known: dict[str, Any] = {}
-        if all_known(values, "score"):  # a model without scores may be measured by some
+        if have_answers(values, "score"):  # a model without scores may be measured by some
             highest = max([highest, *(abs(value) for value in values if value is not None)])
             known = {"value": [float(value or 0) / highest for value in values]}
         return EncodedGroups(
@@ -155,7 +148,7 @@ class SimilarityTask(Task):
         (row,) = rows.values()
         expected, cosine = row["expected"], row["cosine"][0]
         score = max(0.0, 1 - abs(cosine - expected))
-        return Result(shown(expected), shown(cosine), score=score)
+        return Result(format_number(expected), format_number(cosine), score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return correlations of cosines and scores, or how well anchors find their texts.
@@ -191,7 +184,7 @@ class SimilarityTask(Task):
             f"{measure}{name}": value
             for name, place in parts.items()
             for size in (self.sizes[place - 1] if place else None,)
-            for measure, value in retrieval(
+            for measure, value in retrieval_measures(
                 queries_ND[:, :size], documents_ND[:, :size], wanted
             ).items()
         }
@@ -200,7 +193,7 @@ class SimilarityTask(Task):
         return {"cosine": round(answer["cosine"], DECIMALS)}
 
 
-def _whole(record: Record, column: str, name: str) -> str:
+def _nonempty(record: Record, column: str, name: str) -> str:
     text = text_of(record, column, name)
     if not text.strip():
         raise DataError(f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}")
@@ -229,15 +222,15 @@ class PairsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, numbers=True, paired=True)
 
-    def row_of(
+    def read_row(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
-        record = columns.joined(record, name)
-        anchor, other = _whole(record, columns.text, name), _whole(record, str(columns.pair), name)
+        record = columns.join_texts(record, name)
+        anchor, other = (_nonempty(record, str(key), name) for key in (columns.text, columns.pair))
         column = "negative" if self.negative is None else str(self.negative)
         negative = None
         if self.negative is not None or record.fields.get(column):
-            negative = _whole(record, column, name)
+            negative = _nonempty(record, column, name)
         value = _score_of(record, columns.label, name) if columns.label else None
         if value is not None and negative is not None:
             raise DataError(
@@ -253,7 +246,7 @@ class PairsTable(Table):
             )
         return TableRow(record.line, anchor, (value, negative), other)
 
-    def example(self, row: TableRow, numbers: tuple[int, ...]) -> PairExample:
+    def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> PairExample:
         value, negative = row.label
         return PairExample(row.text, str(row.pair), negative, value, line=row.line, file=row.file)
 
@@ -262,7 +255,7 @@ def _score_of(record: Record, column: str, name: str) -> float:
     """Return the score in a column: a number, or 1 and 0 for yes and no."""
     text = label_of(record, column, name)
     number = plain_number(text)
-    problem = problem_of(number)
+    problem = number_problem(number)
     if problem is None:
         return float(number)
     yes = is_yes(text)
@@ -296,7 +289,7 @@ class InferenceTable(PairsTable):
     def columns(self) -> Wanted:
         return replace(super().columns, numbers=False, paired=False)
 
-    def row_of(
+    def read_row(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         text = label_of(record, columns.label, name)
@@ -311,10 +304,10 @@ class InferenceTable(PairsTable):
                 f"{name}: which columns are the premise and the hypothesis? Say data.text=COLUMN "
                 "data.pair=COLUMN."
             )
-        premise, hypothesis = (_whole(record, key, name) for key in (columns.text, columns.pair))
+        premise, hypothesis = (_nonempty(record, key, name) for key in (columns.text, columns.pair))
         return TableRow(record.line, premise, label, hypothesis)
 
-    def of_rows(
+    def build_examples(
         self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[PairExample]:
         against = defaultdict[str, list[str]](list)

@@ -19,7 +19,7 @@ MOST_LEFT_OUT = 0.01
 """The share of answers that are not where they should be from which on something is wrong with all:
 mostly the encoding, or characters that were counted as bytes."""
 
-_KINDS = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
+_TYPE_NAMES = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -87,16 +87,16 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{path}: expected a file of SQuAD's form (.json) or JSON lines (.jsonl); "
             "questions in other tables have no place for several answers."
         )
-    tree = _tree(path) if ".json" in path.suffixes else None
+    tree = _read_tree(path) if ".json" in path.suffixes else None
     if tree is not None:
-        yield from _of_tree(tree, str(path))
+        yield from _tree_questions(tree, str(path))
         return
     with open_table(path, table_format, Layout(None, None, None), Wanted()) as table:
         for record in table.records(readers.refuse):
             yield f"line {record.line}", record.fields
 
 
-def _tree(path: Path) -> dict[str, Any] | None:
+def _read_tree(path: Path) -> dict[str, Any] | None:
     """Return what a file of SQuAD's form holds; None: it is JSON lines."""
     with readers.open_file(path) as file:
         raw = file.read()
@@ -115,16 +115,16 @@ def _tree(path: Path) -> dict[str, Any] | None:
         raise DataError(f"{path}: JSON that cannot be read ({error}).") from error
     if isinstance(tree, dict) and "data" not in tree and "question" in tree:
         return None  # JSON lines with one line
-    return _as(tree, dict, str(path))
+    return _checked(tree, dict, str(path))
 
 
-def _of_tree(tree: dict[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _tree_questions(tree: dict[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     def inside(node: Any, key: str, where: str) -> Iterator[tuple[Any, str]]:
         prefix = f"{where}." if where else ""
         parts = _field(node, key, list, f"{name}, {where}" if where else name)
         for number, part in enumerate(parts):
             place = f"{prefix}{key}[{number}]"
-            yield _as(part, dict, f"{name}, {place}"), place
+            yield _checked(part, dict, f"{name}, {place}"), place
 
     for article, in_article in inside(tree, "data", ""):
         for paragraph, in_paragraph in inside(article, "paragraphs", in_article):
@@ -160,9 +160,9 @@ def _answers(fields: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
         ]
     if not isinstance(entries, list):
         raise DataError(
-            f"{where} is {_kind(entries)}, expected a list; it is empty where there is no answer."
+            f"{where} is {_type_name(entries)}, expected a list; empty where there is no answer."
         )
-    every = [_as(entry, dict, where) for entry in entries]
+    every = [_checked(entry, dict, where) for entry in entries]
     return [
         (_text(entry, "text", where), _field(entry, "answer_start", int, where)) for entry in every
     ]
@@ -183,14 +183,14 @@ def _field(fields: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
     if key not in fields:
         there = ", ".join(map(repr, list(fields)[:10])) or "nothing"
         raise DataError(f"{where}: no {key!r}; there is {there:.200}.")
-    return _as(fields[key], kind, f"{where}: {key!r}")
+    return _checked(fields[key], kind, f"{where}: {key!r}")
 
 
-def _as(value: Any, kind: type[T], where: str) -> T:
+def _checked(value: Any, kind: type[T], where: str) -> T:
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise DataError(f"{where} is {_kind(value)}, expected {_KINDS[kind]}.")
+        raise DataError(f"{where} is {_type_name(value)}, expected {_TYPE_NAMES[kind]}.")
     return value
 
 
-def _kind(value: object) -> str:
-    return "null" if value is None else _KINDS.get(type(value), repr(value)[:40])
+def _type_name(value: object) -> str:
+    return "null" if value is None else _TYPE_NAMES.get(type(value), repr(value)[:40])

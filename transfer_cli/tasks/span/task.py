@@ -37,8 +37,8 @@ from transfer_cli.tasks.span.windows import (
     PAST,
     EncodedSpans,
     RowLayout,
+    default_question_length,
     encode_spans,
-    most_of_question,
 )
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ NO_ANSWER = "(no answer)"
 HAS_ANSWER, HAS_NONE = "HasAns", "NoAns"
 """What SQuAD's script calls the two parts of the questions."""
 
-MARGIN = 2.0
+MIN_F1 = 2.0
 """The F1, in percent, up to which a run has learnt to find no answer."""
 
 
@@ -131,12 +131,12 @@ class SpanTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedSpans:
-        layout = RowLayout.of(tokenizer, direction, length, self.question_length, self.step)
+        layout = RowLayout.for_length(tokenizer, direction, length, self.question_length, self.step)
         return encode_spans(examples, tokenizer, layout)
 
     def kept(self, length: int) -> tuple[int, str]:
         """Return how many tokens of a question are kept."""
-        return self.question_length or most_of_question(length), "data.question_length"
+        return self.question_length or default_question_length(length), "data.question_length"
 
     @classmethod
     def sample(cls) -> tuple["SpanTask", Sequence[SpanExample]]:
@@ -153,7 +153,7 @@ class SpanTask(Task):
         No answer, if that may be given, is among them with the lowest score that it has in any.
         """
         spans = [
-            ScoredSpan(score, *data.characters(row, start, end))
+            ScoredSpan(score, *data.character_span(row, start, end))
             for row, window in rows.items()
             for score, start, end in zip(
                 window["score"], window["start"], window["end"], strict=True
@@ -194,7 +194,7 @@ class SpanTask(Task):
             expected=given[0] if given else NO_ANSWER,
             predicted=predicted["answer"] or NO_ANSWER,
             probability=predicted["probability"],
-            score=scoring.best_of(scoring.f1, given, predicted["answer"]),
+            score=scoring.best_score(scoring.word_f1, given, predicted["answer"]),
         )
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
@@ -208,8 +208,8 @@ class SpanTask(Task):
             given = data.examples[example].answers or ()
             # As the script does: an answer of which nothing is left is one all the same.
             part = by_part[HAS_ANSWER if given else HAS_NONE]
-            for name, score in (("exact_match", scoring.exact), ("f1", scoring.f1)):
-                part.setdefault(name, []).append(100 * scoring.best_of(score, given, predicted))
+            for name, score in (("exact_match", scoring.exact_match), ("f1", scoring.word_f1)):
+                part.setdefault(name, []).append(100 * scoring.best_score(score, given, predicted))
         both = [name for name, part in by_part.items() if part]
         measures = {}
         for name in ("exact_match", "f1"):
@@ -229,11 +229,11 @@ class SpanTask(Task):
                 continue
             predicted = data.examples[example].context[best.start : best.end]
             margins.append(min(row["null"] for row in windows.values()) - best.score)
-            answered.append(scoring.best_of(scoring.f1, given, predicted))
-            unanswered.append(scoring.best_of(scoring.f1, given, ""))
+            answered.append(scoring.best_score(scoring.word_f1, given, predicted))
+            unanswered.append(scoring.best_score(scoring.word_f1, given, ""))
         if not margins:
             return {}
-        fitted = scoring.best_threshold(*map(np.array, (margins, answered, unanswered)))
+        fitted = scoring.best_null_threshold(*map(np.array, (margins, answered, unanswered)))
         return {"null_threshold": fitted}
 
     def written(self, answer: Answer) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class SpanTask(Task):
     ) -> str | None:
         """Return why nothing was learnt: no answer is found where there is one."""
         f1 = measures.get(f"f1/{HAS_ANSWER}", measures.get("f1", 100.0))
-        if f1 > MARGIN:
+        if f1 > MIN_F1:
             return None
         return (
             f"the F1 of training questions that have an answer is {f1:.1f} %: they are answered "
@@ -365,7 +365,7 @@ class SpanExtraction(Answering):
         if self.mask_question:
             place_T = torch.arange(allowed_BT.shape[1], device=allowed_BT.device)
             is_null_BT = place_T == batch["window"][:, NULL, None]
-            allowed_BT = is_null_BT | _between(batch, FIRST, PAST)
+            allowed_BT = is_null_BT | _is_between(batch, FIRST, PAST)
         ruled_out = -1e9  # the logit of a position that is no answer
         return torch.where(allowed_BT[..., None], logits_BT2, ruled_out)
 
@@ -384,8 +384,8 @@ class SpanExtraction(Answering):
         """
         start_BT, end_BT = outputs.unbind(2)
         count = min(self.n_best, start_BT.shape[1])
-        start_BN, first_BN = _ruled(start_BT, batch, OWN_FIRST, OWN_PAST).topk(count)
-        end_BN, last_BN = _ruled(end_BT, batch, FIRST, PAST).topk(count)
+        start_BN, first_BN = _masked_logits(start_BT, batch, OWN_FIRST, OWN_PAST).topk(count)
+        end_BN, last_BN = _masked_logits(end_BT, batch, FIRST, PAST).topk(count)
         length_BNN = last_BN[:, None, :] - first_BN[:, :, None] + 1
         fits_BNN = (length_BNN >= 1) & (length_BNN <= self.longest_answer)
         pairs_BNN = start_BN[:, :, None] + end_BN[:, None, :]
@@ -399,10 +399,10 @@ class SpanExtraction(Answering):
             "score": F.pad(score_BN, missing, value=-torch.inf),
             "start": F.pad(first_BN.gather(1, pair_BN // count), missing),
             "end": F.pad(last_BN.gather(1, pair_BN % count), missing),
-            "null": null_B - self._threshold(),
+            "null": null_B - self._null_threshold(),
         }
 
-    def _threshold(self) -> float:
+    def _null_threshold(self) -> float:
         if not getattr(self.info.task, "unanswerable", False):
             return float("inf")
         if self.null_threshold == "fit":
@@ -414,7 +414,7 @@ class SpanExtraction(Answering):
         """Whether the task is to choose the threshold at the end of the run."""
         return self.null_threshold == "fit" and self.info.task.unanswerable
 
-    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
+    def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[list[int], list[int]]]:
         """Return each row's answer and the predicted one; of a row without one, none."""
         best = self.answers(outputs, batch)
         predicted_B2 = torch.stack([best["start"][:, 0], best["end"][:, 0]], 1)
@@ -427,11 +427,11 @@ class SpanExtraction(Answering):
             yield wanted, predicted
 
 
-def _between(batch: Batch, first: int, past: int) -> Tensor:
+def _is_between(batch: Batch, first: int, past: int) -> Tensor:
     """Return whether positions are between two columns of a row's window, `[B, T]`."""
     place_T = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
     return (place_T >= batch["window"][:, first, None]) & (place_T < batch["window"][:, past, None])
 
 
-def _ruled(logits_BT: Tensor, batch: Batch, first: int, past: int) -> Tensor:
-    return torch.where(_between(batch, first, past), logits_BT, -torch.inf)
+def _masked_logits(logits_BT: Tensor, batch: Batch, first: int, past: int) -> Tensor:
+    return torch.where(_is_between(batch, first, past), logits_BT, -torch.inf)

@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from transfer_cli.data.encoded_task import (
     EncodedRows,
-    all_known,
-    in_portions,
+    have_answers,
+    iterate_portions,
     specials_around,
     specials_between,
 )
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
-from transfer_cli.tasks.scoring import best_of, exact
+from transfer_cli.tasks.scoring import best_score, exact_match
 from transfer_cli.tasks.span.readers import SpanExample
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class EncodedSpans(EncodedRows):
     offsets: list[Ints]
     shift: list[int]
 
-    def characters(self, row: int, start: int, end: int) -> tuple[int, int]:
+    def character_span(self, row: int, start: int, end: int) -> tuple[int, int]:
         """Return where the pieces at two positions of a row begin and end in the text."""
         offsets, shift = self.offsets[self.example_of[row]], self.shift[row]
         return int(offsets[start - shift, 0]), int(offsets[end - shift, 1])
@@ -77,7 +77,7 @@ class RowLayout:
     room: int
 
     @classmethod
-    def of(
+    def for_length(
         cls,
         tokenizer: Tokenizer,
         direction: str,
@@ -93,7 +93,7 @@ class RowLayout:
         """
         before, after = specials_around(tokenizer, direction)
         between = specials_between(tokenizer)
-        question = question or most_of_question(length)
+        question = question or default_question_length(length)
         step = step or max(1, min(_LONGEST_STEP, length // 3))
         room = length - len(before) - len(between) - len(after)
         if room - question <= step:
@@ -107,11 +107,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class _Row:
-    """A window with its question; see `EncodedSpans`.
-
-    Args:
-        shift: See `EncodedSpans`.
-    """
+    """A window with its question; see `EncodedSpans`."""
 
     tokens: "array[int]"
     shift: int
@@ -132,12 +128,12 @@ def encode_spans(
     window holds all of it, else twice that of the special token that begins a row (bidirectional)
     or ends it (causal): no answer.
     """
-    known = all_known([example.answers for example in examples], "answers")
+    known = have_answers([example.answers for example in examples], "answers")
     rows, example_of, all_offsets = list[_Row](), list[int](), list[Ints]()
     is_cut, num_answers, num_unreachable = list[bool](), 0, 0
-    for example, question, text, offsets in _encoded(examples, tokenizer):
+    for example, question, text, offsets in _encode_texts(examples, tokenizer):
         answer = answer_pieces(example, offsets)
-        windows = _rows(question[: layout.question], text, answer, layout)
+        windows = _window_rows(question[: layout.question], text, answer, layout)
         if example.answer_windows_only:
             windows = [row for row in windows if row.holds_answer] or windows
         example_of += [len(all_offsets)] * len(windows)
@@ -145,7 +141,7 @@ def encode_spans(
         all_offsets.append(offsets)
         is_cut.append(len(question) > layout.question)
         num_answers += answer is not None
-        num_unreachable += answer is not None and not _is_reached(example, offsets, answer)
+        num_unreachable += answer is not None and not _is_reachable(example, offsets, answer)
     if num_unreachable:
         log.info(
             "%s of %s answers begin or end inside a token, so none of whole tokens is equal",
@@ -167,7 +163,7 @@ def encode_spans(
     return encoded
 
 
-def most_of_question(length: int) -> int:
+def default_question_length(length: int) -> int:
     """Return how many tokens of a question are kept where nobody says it: a sixth of the length."""
     return max(1, min(_LONGEST_QUESTION, length // 6))
 
@@ -211,17 +207,17 @@ def answer_pieces(example: SpanExample, offsets: Ints) -> tuple[int, int] | None
     return (start, end) if start <= end else None
 
 
-def _is_reached(example: SpanExample, offsets: Ints, answer: tuple[int, int]) -> bool:
+def _is_reachable(example: SpanExample, offsets: Ints, answer: tuple[int, int]) -> bool:
     """Return whether the answer that is cut from the text by whole pieces is right."""
     predicted = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
-    return best_of(exact, example.answers or (), predicted) == 1
+    return best_score(exact_match, example.answers or (), predicted) == 1
 
 
-def _encoded(
+def _encode_texts(
     examples: Sequence[SpanExample], tokenizer: Tokenizer
 ) -> Iterator[tuple[SpanExample, list[int], list[int], Ints]]:
     """Yield examples with the tokens of both texts, and the characters of those of the second."""
-    for portion in in_portions(examples, "questions"):
+    for portion in iterate_portions(examples, "questions"):
         # A blank question is none, as RoBERTa's truncation in other libraries fails on it.
         questions = tokenizer.encode_batch([example.question.lstrip() for example in portion])
         contexts = list(dict.fromkeys(example.context for example in portion))
@@ -235,7 +231,7 @@ def _encoded(
             yield example, question, *encoded[example.context]
 
 
-def _rows(
+def _window_rows(
     question: Sequence[int], text: Sequence[int], answer: tuple[int, int] | None, layout: RowLayout
 ) -> list[_Row]:
     """Return the windows of a text, each with the question before it."""

@@ -7,11 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from transfer_cli.data.label_names import say_differences
+from transfer_cli.data.label_names import log_label_differences
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.records import MAX_LABELS
 from transfer_cli.data.wanted import ANY, Wanted
-from transfer_cli.errors import DataError, listed, nearest, one_of
+from transfer_cli.errors import DataError, did_you_mean, list_names, one_of
 from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging import schemes
@@ -23,7 +23,7 @@ from transfer_cli.tasks.tagging.readers import (
     format_of,
     sentences,
 )
-from transfer_cli.tasks.tagging.schemes import Scheme
+from transfer_cli.tasks.tagging.schemes import Scheme, split_tag
 from transfer_cli.tasks.tagging.task import TaggingTask
 
 log = logging.getLogger(__name__)
@@ -70,19 +70,19 @@ class TaggedFiles(LabelledFiles):
 
     def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; the scheme is that of the first split."""
-        read = {path: self._sentences(path) for path in chain.from_iterable(paths.values())}
+        by_path = {path: self._sentences(path) for path in chain.from_iterable(paths.values())}
         first = next(iter(paths.values()))
-        where = listed(first, 1)
-        scheme = self._scheme([*chain.from_iterable(read[path] for path in first)], where)
+        where = list_names(first, 1)
+        scheme = self._scheme([*chain.from_iterable(by_path[path] for path in first)], where)
         bio = {
-            path: [_in_bio(sentence, scheme, path) for sentence in rows]
-            for path, rows in read.items()
+            path: [_bio_tags(sentence, scheme, path) for sentence in rows]
+            for path, rows in by_path.items()
         }
         for path, tags in bio.items():
-            _say_changes(read[path], tags, scheme, path)
+            _log_changes(by_path[path], tags, scheme, path)
         tags_of = {path: {*chain.from_iterable(bio[path])} for path in first}
-        say_differences(
-            {path: {schemes.split(tag)[1] or tag for tag in tags} for path, tags in tags_of.items()}
+        log_label_differences(
+            {path: {split_tag(tag)[1] or tag for tag in tags} for path, tags in tags_of.items()}
         )
         labels = schemes.labels_of(chain.from_iterable(tags_of.values()), scheme)
         if len(labels) > MAX_LABELS:
@@ -92,8 +92,8 @@ class TaggedFiles(LabelledFiles):
             )
         numbers = {tag: number for number, tag in enumerate(labels)}
         examples = {}
-        for path, rows in read.items():
-            _check_known(rows, bio[path], labels, path)
+        for path, rows in by_path.items():
+            _check_tags_known(rows, bio[path], labels, path)
             examples[path] = [
                 _example(sentence, [numbers[tag] for tag in tags])
                 for sentence, tags in zip(rows, bio[path], strict=True)
@@ -108,35 +108,36 @@ class TaggedFiles(LabelledFiles):
     def _sentences(self, path: Path) -> list[Sentence]:
         file_format = self.format or format_of(path)
         if (file_format == "conllu") != isinstance(self.tag, str) and file_format != "jsonl":
-            said = (
+            fields = list_names(FIELDS)
+            mismatch = (
                 f"data.tag={self.tag} is a column of CoNLL-U; a number names one of {path}"
                 if isinstance(self.tag, str)
-                else f"{path} is CoNLL-U; say data=conllu data.tag=upos, or one of {listed(FIELDS)}"
+                else f"{path} is CoNLL-U; say data=conllu data.tag=upos, or one of {fields}"
             )
-            raise DataError(f"{said}.")
+            raise DataError(f"{mismatch}.")
         return sentences(path, file_format, self._columns)
 
     def _scheme(self, train: Sequence[Sentence], where: str) -> Scheme:
         if self.scheme != "auto":
             return self.scheme
-        scheme, warning = schemes.scheme_of(sentence.tags for sentence in train)
+        scheme, warning = schemes.detect_scheme(sentence.tags for sentence in train)
         if warning:
             log.warning("%s: %s", where, warning)
         return scheme
 
 
-def _in_bio(sentence: Sentence, scheme: Scheme, source: Path) -> list[str]:
-    fault = schemes.fault(sentence.tags, scheme)
+def _bio_tags(sentence: Sentence, scheme: Scheme, source: Path) -> list[str]:
+    fault = schemes.find_fault(sentence.tags, scheme)
     if fault is not None:
-        word, said = fault
+        word, problem = fault
         raise DataError(
-            f"{source}, line {sentence.lines[word]}: {said} (the scheme is {scheme}; data.scheme "
-            f"sets it, to one of {listed(schemes.SCHEMES, 10)})."
+            f"{source}, line {sentence.lines[word]}: {problem} (the scheme is {scheme}; "
+            f"data.scheme sets it, to one of {list_names(schemes.SCHEMES, 10)})."
         )
     return schemes.to_bio(sentence.tags, scheme)
 
 
-def _say_changes(
+def _log_changes(
     sentences: Sequence[Sentence], bio: Sequence[list[str]], scheme: Scheme, source: Path
 ) -> None:
     changed = sum(
@@ -151,7 +152,7 @@ def _say_changes(
         )  # fmt: skip
 
 
-def _check_known(
+def _check_tags_known(
     sentences: Sequence[Sentence], bio: Sequence[list[str]], labels: Sequence[str], source: Path
 ) -> None:
     known = set(labels)
@@ -160,7 +161,7 @@ def _check_known(
             if tag not in known:
                 raise DataError(
                     f"{source}, line {line}: the tag {tag!r} is not among the {len(labels)} of the "
-                    f"training file.{nearest(tag, labels)}"
+                    f"training file.{did_you_mean(tag, labels)}"
                 )
 
 

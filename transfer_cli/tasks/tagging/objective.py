@@ -21,7 +21,7 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.confidence import Calibrate
 
-MOST_IN_CONFUSION = 256
+MAX_CONFUSION_LABELS = 256
 """Tags of which it is counted how often each was taken for each."""
 
 
@@ -108,29 +108,27 @@ class TokenTagging(UnitObjective):
         """Return the number of words that are read."""
         return len(rows_with_word(batch))
 
-    def of_units(self, values: Tensor, batch: Batch) -> Tensor:
+    def unit_values(self, values: Tensor, batch: Batch) -> Tensor:
         return values.flatten(0, 1).index_select(0, rows_with_word(batch))
 
-    def left_in(self, batch: Batch, mask: Tensor) -> Batch:
+    def drop_hidden_units(self, batch: Batch, mask: Tensor) -> Batch:
         """Leave out the words whose pieces at which they are read are gone."""
         return {**batch, "word": batch["word"].where(mask, IGNORE)}
 
-    def units_in(self, batch: Batch, mask: Tensor) -> Tensor:
+    def visible_units(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return whether the piece is left at which each word is read."""
         return mask.flatten().index_select(0, rows_with_word(batch))
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         rows_N = rows_with_target(batch)
         logits_NC = self._logits_at(rows_N, model, encoded)
-        return {"loss": _summed(logits_NC, batch, rows_N, self.weights_on(logits_NC.device))}
+        weight_C = self.class_weights_on(logits_NC.device)
+        return {"loss": _summed_loss(logits_NC, batch, rows_N, weight_C)}
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy of each row, summed over its targets."""
-        logits_BCT = outputs.transpose(1, 2)
-        loss_BT = F.cross_entropy(
-            logits_BCT, batch["target"], ignore_index=IGNORE, reduction="none"
-        )
-        return loss_BT.sum(1)
+        logits_BCT, target_BT = outputs.transpose(1, 2), batch["target"]
+        return F.cross_entropy(logits_BCT, target_BT, ignore_index=IGNORE, reduction="none").sum(1)
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the summed loss, and the counts `[C, C]` of words: rows are tags, columns said.
@@ -138,11 +136,11 @@ class TokenTagging(UnitObjective):
         What is said of a word is its likeliest tag, whatever its neighbours have.
         """
         logits_NC, rows_N = outputs.flatten(0, 1), rows_with_target(batch)
-        loss = _summed(logits_NC.index_select(0, rows_N), batch, rows_N)
+        loss = _summed_loss(logits_NC.index_select(0, rows_N), batch, rows_N)
         classes = len(self.info.labels)
-        if classes > MOST_IN_CONFUSION:
+        if classes > MAX_CONFUSION_LABELS:
             return {"loss": loss}
-        word_N, predicted_N = _of_words(batch).flatten(), logits_NC.argmax(-1)
+        word_N, predicted_N = _word_targets(batch).flatten(), logits_NC.argmax(-1)
         # What is no word goes into a cell of its own.
         cell_N = torch.where(word_N == IGNORE, classes**2, word_N * classes + predicted_N)
         cells = occurrences(cell_N, classes**2 + 1)[:-1]
@@ -154,11 +152,11 @@ class TokenTagging(UnitObjective):
 
     def judged_units(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return logits and tags, of each word where it is read."""
-        return outputs, _of_words(batch)
+        return outputs, _word_targets(batch)
 
-    def shown(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
+    def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the tags of each row's words and the likeliest ones."""
-        target_BT = _of_words(batch)
+        target_BT = _word_targets(batch)
         predicted_BT = torch.where(target_BT == IGNORE, IGNORE, outputs.argmax(-1))
         both = zip(target_BT.tolist(), predicted_BT.tolist(), strict=True)
         return [(self._names(wanted), self._names(predicted)) for wanted, predicted in both]
@@ -167,7 +165,7 @@ class TokenTagging(UnitObjective):
         return " ".join(self.info.labels[tag] for tag in tags if tag != IGNORE)
 
 
-def _summed(
+def _summed_loss(
     logits_NC: Tensor, batch: Batch, rows_N: Tensor, weight_C: Tensor | None = None
 ) -> Tensor:
     """Return the cross-entropy of targets, given their logits and where they stand."""
@@ -175,6 +173,6 @@ def _summed(
     return F.cross_entropy(logits_NC, target_N, weight=weight_C, reduction="sum")
 
 
-def _of_words(batch: Batch) -> Tensor:
+def _word_targets(batch: Batch) -> Tensor:
     """Return the target of each word where it is read alone, `[B, T]`."""
     return batch["target"].where(batch["word"] != IGNORE, IGNORE)

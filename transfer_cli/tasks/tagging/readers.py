@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transfer_cli.data.columns import check_accepted, other_data
+from transfer_cli.data.columns import check_accepted, other_data_hint
 from transfer_cli.data.json_tables import json_rows
 from transfer_cli.data.readers import numbered_lines
 from transfer_cli.data.records import Record, text_of
-from transfer_cli.errors import DataError, listed
-from transfer_cli.tasks.tagging.schemes import Entity, of_entities
+from transfer_cli.errors import DataError, list_names
+from transfer_cli.tasks.tagging.schemes import Entity, bio_tags
 
 Format = Literal["conll", "conllu", "jsonl"]
 
@@ -104,10 +104,10 @@ class TagColumns:
 
 def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sentence]:
     """Return the sentences of a file."""
-    read = list(_READERS[file_format](path, columns))
-    if not read:
+    found = list(_READERS[file_format](path, columns))
+    if not found:
         raise DataError(f"{path} has no sentences.")
-    return read
+    return found
 
 
 def format_of(path: Path) -> Format:
@@ -150,7 +150,7 @@ def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
                 "the end."
             ) from error
 
-    yield from _by_lines(path, word_of)
+    yield from _sentences_of_lines(path, word_of)
 
 
 def _conllu(path: Path, columns: TagColumns) -> Iterator[Sentence]:
@@ -174,10 +174,10 @@ def _conllu(path: Path, columns: TagColumns) -> Iterator[Sentence]:
             )
         return cells[1], cells[column]
 
-    yield from _by_lines(path, word_of)
+    yield from _sentences_of_lines(path, word_of)
 
 
-def _by_lines(
+def _sentences_of_lines(
     path: Path, word_of: Callable[[str, int], tuple[str, str] | None]
 ) -> Iterator[Sentence]:
     """Yield what stands between empty lines; `word_of` gives a word and its tag, or None."""
@@ -188,13 +188,13 @@ def _by_lines(
                 yield _sentence(words)
             words = []
             continue
-        both = word_of(line, number)
-        if both is None:
+        tagged = word_of(line, number)
+        if tagged is None:
             continue
-        if not all(both):
-            what = "word" if not both[0] else "tag"
+        if not all(tagged):
+            what = "word" if not tagged[0] else "tag"
             raise DataError(f"{path}, line {number}: the {what} is empty.")
-        words.append((*both, number))
+        words.append((*tagged, number))
     if words:
         yield _sentence(words)
 
@@ -210,17 +210,17 @@ def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
         if "_input_hash" in fields:
             check_accepted([fields.get("answer")], str(path))
         if "tokens" in fields and "tags" in fields:
-            yield _of_tokens(fields, where, record.line, columns.names)
+            yield _tagged_tokens(fields, where, record.line, columns.names)
         elif "text" in fields and not {*_ENTITIES}.isdisjoint(fields):
-            yield _of_text(record, str(path))
+            yield _text_with_entities(record, str(path))
         else:
             raise DataError(
                 f"{where}: expected 'tokens' and 'tags', or 'text' and 'entities'; there is "
-                f"{listed(map(repr, fields), 10) or 'nothing'}.{other_data(fields)}"
+                f"{list_names(map(repr, fields), 10) or 'nothing'}.{other_data_hint(fields)}"
             )
 
 
-def _of_tokens(
+def _tagged_tokens(
     fields: Mapping[str, object], where: str, line: int, names: Sequence[str] | None
 ) -> Sentence:
     words, tags = (_list(fields, key, where) for key in ("tokens", "tags"))
@@ -228,8 +228,8 @@ def _of_tokens(
         raise DataError(f"{where}: {len(words)} tokens and {len(tags)} tags; each token has one.")
     wrong = next((word for word in words if not isinstance(word, str)), None)
     if wrong is not None or not words:
-        said = f"{wrong!r:.40} is no text" if words else "there are none"
-        raise DataError(f"{where}: 'tokens' are texts, and {said}.")
+        fault = f"{wrong!r:.40} is no text" if words else "there are none"
+        raise DataError(f"{where}: 'tokens' are texts, and {fault}.")
     return Sentence(words, [_tag(tag, where, names) for tag in tags], [line] * len(words))
 
 
@@ -245,7 +245,7 @@ def _tag(tag: object, where: str, names: Sequence[str] | None) -> str:
     return names[tag]
 
 
-def _of_text(record: Record, name: str) -> Sentence:
+def _text_with_entities(record: Record, name: str) -> Sentence:
     """Return the words of a text, parted at blanks and punctuation, with BIO tags."""
     where, text = f"{name}, line {record.line}", text_of(record, "text", name)
     spans = [match.span() for match in _WORD.finditer(text)]
@@ -262,7 +262,7 @@ def _of_text(record: Record, name: str) -> Sentence:
         if first is None or past is None:
             cut = next(
                 word for word, (left, right) in zip(words, spans, strict=True)
-                if left < (start if first is None else end) < right or right > start
+                if left < (start if first is None else end) < right
             )  # fmt: skip
             raise DataError(
                 f"{where}: the entity {text[start:end]!r:.80} ({start} to {end}) cuts the word "
@@ -276,7 +276,7 @@ def _of_text(record: Record, name: str) -> Sentence:
                 f"{where}: the entities {one.type} and {other.type} share the word "
                 f"{words[other.first]!r:.80}; a word has one tag."
             )
-    tags = of_entities(entities, len(words))
+    tags = bio_tags(entities, len(words))
     return Sentence(words, tags, [record.line] * len(words), text, spans)
 
 

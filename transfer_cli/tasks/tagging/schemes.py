@@ -17,6 +17,7 @@ Legend: W words, C tags.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ _NO_MARKS = (
     "its tags have no B- or I-, so that no F1 of entities is measured; with data.scheme=io equal "
     "tags behind each other are an entity"
 )
-_AS_BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
+_TO_BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
 
 
 class Entity(NamedTuple):
@@ -47,7 +48,7 @@ def marks_entity(tag: str, marks: str = "BIES") -> bool:
     return tag[1:2] == "-" and tag[0] in marks and len(tag) > 2
 
 
-def split(tag: str) -> tuple[str, str]:
+def split_tag(tag: str) -> tuple[str, str]:
     """Return the mark and the type of a tag, `B` and `PER` of `B-PER`; of another `O` and none."""
     return (tag[0], tag[2:]) if marks_entity(tag) else (OUTSIDE, "")
 
@@ -62,7 +63,7 @@ def entities(tags: Sequence[str], *, strict: bool = False) -> list[Entity]:
         strict: Leave out those that do not begin with B, as seqeval's strict mode does.
     """
     runs, first, before, kind_before = list[Entity](), 0, OUTSIDE, ""
-    for at, (mark, kind) in enumerate([*map(split, tags), (OUTSIDE, "")]):
+    for at, (mark, kind) in enumerate([*map(split_tag, tags), (OUTSIDE, "")]):
         goes_on = mark == "I" and before != OUTSIDE and kind == kind_before
         if not goes_on:
             if before != OUTSIDE and not (strict and not tags[first].startswith("B-")):
@@ -72,7 +73,7 @@ def entities(tags: Sequence[str], *, strict: bool = False) -> list[Entity]:
     return runs
 
 
-def scheme_of(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, str]:
+def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, str]:
     """Return the scheme of the tags of sentences, and what to warn of, or "".
 
     Tags without B-, I-, E- or S- mark nothing. E-, S-, L- or U- is BIOES. Where more than half of
@@ -93,27 +94,28 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, str]:
     if 2 * begin_with_i > num_entities:
         return "iob1", ""
     if begin_with_i:
-        said = f"{begin_with_i:,} of {num_entities:,} entities begin with I- and not with B-"
-        return "bio", f"{said}; they are taken for BIO"
+        count = f"{begin_with_i:,} of {num_entities:,}"
+        return "bio", f"{count} entities begin with I- and not with B-; they are taken for BIO"
     return "bio", ""
 
 
-def fault(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
+def find_fault(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
     """Return the first word whose tag its scheme does not have, and what is wrong, or None."""
     if scheme in ("none", "io"):
         return None
-    tags = _in_letters(tags, scheme)
+    bioes = _as_bioes(tags, scheme)
     marks = "BIES" if scheme == "bioes" else "BI"
-    for at, tag in enumerate(tags):
+    for at, tag in enumerate(bioes):
         if tag != OUTSIDE and not marks_entity(tag, marks):
             known = ", ".join(f"{mark}-TYPE" for mark in marks)
             return at, f"the tag {tag!r} is neither O nor one of {known}"
     if scheme != "bioes":
         return None
-    for at, (one, other) in enumerate(zip(tags, [*tags[1:], OUTSIDE], strict=True)):
+    for at, (one, other) in enumerate(pairwise([*bioes, OUTSIDE])):
         is_open, follows = marks_entity(one, "BI"), marks_entity(other, "IE")
-        if is_open != follows or (is_open and split(one)[1] != split(other)[1]):
-            return at, f"{one} is followed by {other}, as no entity of BIOES is"
+        if is_open != follows or (is_open and split_tag(one)[1] != split_tag(other)[1]):
+            written = [*tags, OUTSIDE]
+            return at, f"{written[at]} is followed by {written[at + 1]}, as no entity of BIOES is"
     return None
 
 
@@ -125,26 +127,26 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
             tag if tag == OUTSIDE else f"{'I' if tag == one else 'B'}-{tag}" for one, tag in kinds
         ]
     if scheme == "bioes":
-        marks, tags = {"E": "I", "S": "B"}, _in_letters(tags, scheme)
+        marks, tags = {"E": "I", "S": "B"}, _as_bioes(tags, scheme)
         return [tag if tag == OUTSIDE else f"{marks.get(tag[0], tag[0])}{tag[1:]}" for tag in tags]
     if scheme != "iob1":
         return list(tags)
     bio, before = list[str](), OUTSIDE
     for tag in tags:
-        opens = marks_entity(tag, "I") and split(before)[1] != split(tag)[1]
+        opens = marks_entity(tag, "I") and split_tag(before)[1] != split_tag(tag)[1]
         bio.append(f"B{tag[1:]}" if opens else tag)
         before = tag
     return bio
 
 
-def _in_letters(tags: Sequence[str], scheme: Scheme) -> list[str]:
+def _as_bioes(tags: Sequence[str], scheme: Scheme) -> list[str]:
     """Return tags with the letters of BIOES where that is their scheme."""
     if scheme != "bioes":
         return list(tags)
-    return [f"{_AS_BIOES[tag[0]]}{tag[1:]}" if marks_entity(tag, "LUMW") else tag for tag in tags]
+    return [f"{_TO_BIOES[tag[0]]}{tag[1:]}" if marks_entity(tag, "LUMW") else tag for tag in tags]
 
 
-def of_entities(runs: Iterable[Entity], words: int) -> list[str]:
+def bio_tags(runs: Iterable[Entity], words: int) -> list[str]:
     """Return the BIO tags of so many words with entities that do not overlap."""
     tags = [OUTSIDE] * words
     for kind, first, past in runs:
@@ -161,13 +163,13 @@ def labels_of(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
     if scheme == "none":
         return tuple(sorted(labels))
     labels |= {f"B{tag[1:]}" for tag in labels if tag != OUTSIDE} | {OUTSIDE}
-    return tuple(sorted(labels, key=lambda tag: (tag != OUTSIDE, split(tag)[1], tag)))
+    return tuple(sorted(labels, key=lambda tag: (tag != OUTSIDE, split_tag(tag)[1], tag)))
 
 
 Floats = npt.NDArray[np.float64]
 
 
-def may_follow(labels: Sequence[str]) -> npt.NDArray[np.bool_]:
+def allowed_transitions(labels: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Return whether the tag of a column may follow that of a row, `[C + 1, C]`.
 
     I-X may follow B-X and I-X alone. The last row is the beginning of a text.
@@ -189,7 +191,7 @@ def viterbi(log_shares_WC: Floats, allowed_CC: npt.NDArray[np.bool_]) -> npt.NDA
 
     Args:
         log_shares_WC: The log-probability of each tag of each word.
-        allowed_CC: See `may_follow`.
+        allowed_CC: See `allowed_transitions`.
     """
     best_W: npt.NDArray[np.int64] = log_shares_WC.argmax(1)
     if not len(best_W) or allowed_CC[np.append(-1, best_W[:-1]), best_W].all():

@@ -18,7 +18,12 @@ import numpy.typing as npt
 import torch
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.encoded_task import EncodedRows, all_known, in_portions, specials_around
+from transfer_cli.data.encoded_task import (
+    EncodedRows,
+    have_answers,
+    iterate_portions,
+    specials_around,
+)
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least
@@ -32,12 +37,12 @@ from transfer_cli.tasks.base import (
     Result,
     Rows,
     Task,
+    baseline_failure,
     mean_by_label,
-    no_better,
 )
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import TagExample
-from transfer_cli.tasks.tagging.schemes import may_follow, viterbi
+from transfer_cli.tasks.tagging.schemes import allowed_transitions, viterbi
 
 
 class EncodedWords(EncodedRows):
@@ -62,7 +67,7 @@ class EncodedWords(EncodedRows):
         example_of: Sequence[int],
         is_cut: Sequence[bool],
     ) -> None:
-        targets: dict[str, Sequence[Sequence[int]]] = {"word": _numbered(rows, read_at)}
+        targets: dict[str, Sequence[Sequence[int]]] = {"word": _word_index(rows, read_at)}
         if target is not None:
             targets["target"] = target
         super().__init__(
@@ -75,17 +80,17 @@ class EncodedWords(EncodedRows):
             is_cut=is_cut,
         )
         self.read_at = read_at
-        self._of_words: dict[str, npt.NDArray[Any]] = {}
+        self._word_values: dict[str, npt.NDArray[Any]] = {}
 
     def add_answers(self, name: str, values: npt.NDArray[Any]) -> None:
         """Add a key to all batches, `[B, T, ...]`, with a value for each word; 0 elsewhere."""
-        self._of_words[name] = values
+        self._word_values[name] = values
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
         batch = super().batch(indices)
         word_BT = batch["word"].numpy()
         is_read_BT = word_BT != IGNORE
-        for name, values in self._of_words.items():
+        for name, values in self._word_values.items():
             placed = np.zeros((*word_BT.shape, *values.shape[1:]), values.dtype)
             placed[is_read_BT] = values[word_BT[is_read_BT]]
             batch[name] = torch.from_numpy(placed)
@@ -121,7 +126,7 @@ class _Window:
     words: list[tuple[int, int, int]]
 
     @classmethod
-    def of(
+    def from_pieces(
         cls, pieces: Sequence[list[int]], window: tuple[int, int], owned: range, before: list[int]
     ) -> "_Window":
         tokens, words = [*before], []
@@ -164,14 +169,14 @@ def encode_words(
     room = length - len(before) - len(after)
     if room < 1:
         raise ConfigError(f"data.length is {length}, which leaves no room for a word; raise it")
-    known = all_known([example.label for example in examples], "tags")
+    known = have_answers([example.label for example in examples], "tags")
     rows, example_of, is_cut = list[_Window](), list[int](), list[bool]()
-    for at, (_, whole) in enumerate(_pieces(examples, tokenizer)):
+    for at, whole in enumerate(_encode_pieces(examples, tokenizer)):
         is_cut.append(any(len(word) > room for word in whole))
         pieces = [word[:room] for word in whole]
-        windows = windows_of([*map(len, pieces)], room, reading.stride)
-        for window, owned in zip(windows, owners(len(pieces), windows), strict=True):
-            rows.append(_Window.of(pieces, window, owned, before))
+        windows = word_windows([*map(len, pieces)], room, reading.stride)
+        for window, owned in zip(windows, owned_words(len(pieces), windows), strict=True):
+            rows.append(_Window.from_pieces(pieces, window, owned, before))
             example_of.append(at)
     target = None
     if known:
@@ -190,7 +195,7 @@ def encode_words(
     )
 
 
-def _numbered(rows: Sequence[Sequence[int]], read_at: Sequence[Sequence[int]]) -> list[list[int]]:
+def _word_index(rows: Sequence[Sequence[int]], read_at: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the number of each word at the position where it is read, `IGNORE` elsewhere."""
     number, numbers = count(), list[list[int]]()
     for tokens, places in zip(rows, read_at, strict=True):
@@ -201,7 +206,7 @@ def _numbered(rows: Sequence[Sequence[int]], read_at: Sequence[Sequence[int]]) -
     return numbers
 
 
-def windows_of(sizes: Sequence[int], room: int, stride: int | None) -> list[tuple[int, int]]:
+def word_windows(sizes: Sequence[int], room: int, stride: int | None) -> list[tuple[int, int]]:
     """Return windows of words: the first one of each, and the one after its last.
 
     Each ends behind the one before it.
@@ -221,7 +226,7 @@ def windows_of(sizes: Sequence[int], room: int, stride: int | None) -> list[tupl
         first = max(past - shared, bisect_left(ends, ends[past + 1] - room))
 
 
-def owners(words: int, windows: Sequence[tuple[int, int]]) -> list[range]:
+def owned_words(words: int, windows: Sequence[tuple[int, int]]) -> list[range]:
     """Return the words that belong to each window: those that stand furthest from its edges.
 
     Of two windows in which a word is as far from an edge it belongs to the first one.
@@ -231,21 +236,21 @@ def owners(words: int, windows: Sequence[tuple[int, int]]) -> list[range]:
     return [range(*bound) for bound in pairwise([0, *bounds, words])]
 
 
-def _pieces(
+def _encode_pieces(
     examples: Sequence[TagExample], tokenizer: Tokenizer
-) -> Iterator[tuple[TagExample, list[list[int]]]]:
-    """Yield examples with the tokens of each word, those that it has in the whole text."""
+) -> Iterator[list[list[int]]]:
+    """Yield the tokens of each word of each example, those that it has in the whole text."""
     # As other libraries do: else the first word's would be others than in the middle of a text.
     prefix = " " if tokenizer.is_byte_level else ""
-    for portion in in_portions(examples):
+    for portion in iterate_portions(examples):
         texts = [prefix + " ".join(example.words) for example in portion]
         for example, text, (tokens, places) in zip(
             portion, texts, tokenizer.encode_with_offsets(texts), strict=True
         ):
-            yield example, _by_word(example.words, len(text), tokens, places, tokenizer.unk)
+            yield _pieces_by_word(example.words, len(text), tokens, places, tokenizer.unk)
 
 
-def _by_word(
+def _pieces_by_word(
     words: Sequence[str],
     length: int,
     tokens: Sequence[int],
@@ -336,11 +341,11 @@ class TaggingTask(Task):
         reading = Reading(
             by_direction if self.piece == "auto" else self.piece,
             self.stride,
-            [self._inside(tag) for tag in self.labels] if self.label_all else None,
+            [self._continuation(tag) for tag in self.labels] if self.label_all else None,
         )
         return encode_words(examples, tokenizer, length, direction, reading)
 
-    def _inside(self, tag: str) -> int:
+    def _continuation(self, tag: str) -> int:
         """Return the number of the tag with which another one goes on."""
         goes_on = f"I{tag[1:]}"
         begins = self.marks_entities and schemes.marks_entity(tag, "B")
@@ -362,7 +367,7 @@ class TaggingTask(Task):
         spans = [[int(start), int(end)] for start, end in sentence.spans]
         return {"text": sentence.text, "spans": spans, "shares": of_words(data, rows, "shares")}
 
-    def decoded(self, shares_WC: Sequence[Sequence[float]]) -> list[str]:
+    def decode(self, shares_WC: Sequence[Sequence[float]]) -> list[str]:
         """Return the likeliest tags, of those that mark entities without fault if they are to."""
         if not shares_WC:
             return []
@@ -370,7 +375,7 @@ class TaggingTask(Task):
         best_W = found_WC.argmax(1)
         if self.marks_entities:
             with np.errstate(divide="ignore"):
-                best_W = viterbi(np.log(found_WC), may_follow(self.labels))
+                best_W = viterbi(np.log(found_WC), allowed_transitions(self.labels))
         return [self.labels[number] for number in best_W]
 
     def entities(self, tags: Sequence[str], *, strict: bool = False) -> list[schemes.Entity]:
@@ -380,8 +385,8 @@ class TaggingTask(Task):
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return entities, or each word with its tag, and how sure the least sure word is."""
         sure = [max(shares_C) for shares_C in answer["shares"]]
-        tags = self.decoded(answer["shares"])
-        return self._shown(answer["text"], answer["spans"], tags), min(sure, default=1.0)
+        tags = self.decode(answer["shares"])
+        return self._tagged_text(answer["text"], answer["spans"], tags), min(sure, default=1.0)
 
     @property
     def counted(self) -> Sequence[str]:
@@ -395,7 +400,7 @@ class TaggingTask(Task):
         return {kind for kind, _, _ in self.entities(tags)} if self.marks_entities else {*tags}
 
     def said_labels(self, said: str) -> Collection[str]:
-        """See `Task`; how entities and tags are told from words, `_shown` says."""
+        """See `Task`; how entities and tags are told from words, `_tagged_text` says."""
         if self.marks_entities:
             parts = {part.partition(": ")[0] for part in said.split("; ")}
         else:
@@ -407,7 +412,7 @@ class TaggingTask(Task):
 
         The tag of a word that is not sure is null, and an entity with such a word is left out.
         """
-        tags, spans, text = self.decoded(answer["shares"]), answer["spans"], answer["text"]
+        tags, spans, text = self.decode(answer["shares"]), answer["spans"], answer["text"]
         sure = [max(shares_C) for shares_C in answer["shares"]]
         is_given = [share >= self.abstain_below for share in sure]
         places = [
@@ -425,18 +430,15 @@ class TaggingTask(Task):
         }
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
-        words = range(len(answers[0][1]["spans"]))
+        orders = [task.labels for task, _ in answers]
         shares_WC = [
-            mean_by_label(
-                self.labels, [(task.labels, answer["shares"][at]) for task, answer in answers]
-            )
-            for at in words
+            mean_by_label(self.labels, list(zip(orders, shares, strict=True)))
+            for shares in zip(*(answer["shares"] for _, answer in answers), strict=True)
         ]
         return {**answers[0][1], "shares": shares_WC}
 
     def learnt(self, answer: Answer) -> Sequence[Sequence[float]]:
-        shares_WC: list[list[float]] = answer["shares"]
-        return shares_WC
+        return list(answer["shares"])
 
     # --- scores -----------------------------------------------------------------------------
 
@@ -447,7 +449,7 @@ class TaggingTask(Task):
         """
         sentence = data.examples[example]
         shares_WC = of_words(data, rows, "shares")
-        predicted, given = self.decoded(shares_WC), list(self.labels_of(sentence))
+        predicted, given = self.decode(shares_WC), list(self.labels_of(sentence))
         if self.marks_entities:
             wanted, had = set(self.entities(given)), set(self.entities(predicted))
             both = len(wanted) + len(had)
@@ -460,13 +462,13 @@ class TaggingTask(Task):
             np.prod([shares_C[n] for shares_C, n in zip(shares_WC, numbers, strict=True)])
         )
         return Result(
-            self._shown(sentence.text, sentence.spans, given),
-            self._shown(sentence.text, sentence.spans, predicted),
+            self._tagged_text(sentence.text, sentence.spans, given),
+            self._tagged_text(sentence.text, sentence.spans, predicted),
             min(1.0, probability),
             score,
         )
 
-    def _shown(self, text: str, spans: Sequence[Sequence[int]], tags: Sequence[str]) -> str:
+    def _tagged_text(self, text: str, spans: Sequence[Sequence[int]], tags: Sequence[str]) -> str:
         if not self.marks_entities:
             words = (text[first:past] for first, past in spans)
             return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
@@ -484,7 +486,7 @@ class TaggingTask(Task):
         conlleval's rules, `entity_f1_strict` seqeval's strict mode. Without any entity all are 0.
         """
         given = [list(self.labels_of(data.examples[example])) for example in rows]
-        predicted = [self.decoded(of_words(data, windows, "shares")) for windows in rows.values()]
+        predicted = [self.decode(of_words(data, windows, "shares")) for windows in rows.values()]
         return measures(given, predicted, entities=self.marks_entities)
 
     def failure(
@@ -499,9 +501,9 @@ class TaggingTask(Task):
         given = [sum(row) for row in tables.get("confusion", [])]
         if not given or "accuracy" not in measures:
             return None
-        commonest = self.labels[given.index(max(given))]
+        commonest = f"always answering {self.labels[given.index(max(given))]}"
         share = max(given) / sum(given)
-        return no_better("accuracy", measures["accuracy"], f"always answering {commonest}", share)
+        return baseline_failure("accuracy", measures["accuracy"], commonest, share)
 
 
 def measures(
@@ -518,26 +520,18 @@ def measures(
         had_of = Counter(chain.from_iterable(both))  # given and said
         f1_of = {tag: 2 * hits_of[tag] / had_of[tag] for tag in had_of}
         return scores | {"macro_f1": sum(f1_of.values()) / max(1, len(f1_of))}
-    counts = _counted(pairs)
-    hits, wanted, had = (sum(part.values()) for part in counts)
-    scores |= {
-        "entity_f1": _f1(hits, wanted, had),
-        "entity_precision": hits / had if had else 0.0,
-        "entity_recall": hits / wanted if wanted else 0.0,
-        "entity_f1_strict": _f1(*(sum(part.values()) for part in _counted(pairs, strict=True))),
-    }
-    hit_of, wanted_of, had_of = counts
+    hit_of, wanted_of, had_of = _count_entities(pairs)
+    scores |= _entity_measures(hit_of.total(), wanted_of.total(), had_of.total())
+    hits, wanted, had = (count_of.total() for count_of in _count_entities(pairs, strict=True))
+    scores["entity_f1_strict"] = _entity_measures(hits, wanted, had)["entity_f1"]
     parts = dict[str, float]()
     for kind in sorted(wanted_of | had_of):
-        hits, wanted, had = hit_of[kind], wanted_of[kind], had_of[kind]
-        parts[f"entity_f1/{kind}"] = _f1(hits, wanted, had)
-        parts[f"entity_precision/{kind}"] = hits / had if had else 0.0
-        parts[f"entity_recall/{kind}"] = hits / wanted if wanted else 0.0
+        parts |= _entity_measures(hit_of[kind], wanted_of[kind], had_of[kind], f"/{kind}")
     f1s = [value for name, value in parts.items() if name.startswith("entity_f1/")]
     return scores | {"macro_f1": sum(f1s) / max(1, len(f1s))} | parts
 
 
-def _counted(
+def _count_entities(
     pairs: Sequence[tuple[Sequence[str], Sequence[str]]], *, strict: bool = False
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Return how many entities of each type are said rightly, given, and said."""
@@ -550,5 +544,9 @@ def _counted(
     return hits, wanted, had
 
 
-def _f1(hits: int, wanted: int, had: int) -> float:
-    return 2 * hits / (wanted + had) if wanted + had else 0.0
+def _entity_measures(hits: int, wanted: int, had: int, suffix: str = "") -> dict[str, float]:
+    return {
+        f"entity_f1{suffix}": 2 * hits / (wanted + had) if wanted + had else 0.0,
+        f"entity_precision{suffix}": hits / had if had else 0.0,
+        f"entity_recall{suffix}": hits / wanted if wanted else 0.0,
+    }

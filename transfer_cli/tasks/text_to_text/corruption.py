@@ -52,7 +52,7 @@ class Noise(ABC):
     """Whether sentences change places."""
 
     @property
-    def draws(self) -> int:
+    def num_draws(self) -> int:
         """How many numbers there are for each token; the third chooses a part of a longer text."""
         return 3 + self.permutes
 
@@ -75,10 +75,10 @@ class Noise(ABC):
 
         Args:
             marks: Of its vocabulary.
-            draws_NC: Uniform numbers, `draws` for each token; further ones change nothing.
+            draws_NC: Uniform numbers, `num_draws` for each token; further ones change nothing.
         """
 
-    def lacks(self, marks: Marks, length: int) -> str | None:
+    def missing_tokens(self, marks: Marks, length: int) -> str | None:
         """Return what a vocabulary lacks for texts of up to `length`, and the cure; None: nothing.
 
         It begins with the option of the objective that asks for it.
@@ -91,11 +91,11 @@ class Noise(ABC):
             "(tokenizer=wordpiece)"
         )
 
-    def grown(self, length: int) -> int:
+    def max_total_tokens(self, length: int) -> int:
         """Return the most tokens that source and target of a text have together."""
         return sum(self.sizes(length))
 
-    def longest(self, room: int, size: Callable[[Iterable[int]], int] = sum) -> int:
+    def max_length(self, room: int, size: Callable[[Iterable[int]], int] = sum) -> int:
         """Return the length of the longest text whose source and target have room.
 
         Args:
@@ -124,11 +124,11 @@ class SpanCorruption(Noise):
     mean_length: float = 3.0
 
     def __post_init__(self) -> None:
-        check(self.rate, self.mean_length)
+        check_rate(self.rate, self.mean_length)
 
     def counts(self, length: int) -> tuple[int, int]:
         """Return how many tokens of a text are hidden, in how many spans; of a single one, none."""
-        hidden = share(self.rate, length)
+        hidden = num_hidden_tokens(self.rate, length)
         if not hidden:
             return 0, 0
         return hidden, min(max(round(hidden / self.mean_length), 1), length - hidden)
@@ -137,7 +137,7 @@ class SpanCorruption(Noise):
         hidden, spans = self.counts(length)
         return length - hidden + spans, hidden + spans + (spans > 0)
 
-    def lacks(self, marks: Marks, length: int) -> str | None:
+    def missing_tokens(self, marks: Marks, length: int) -> str | None:
         _, spans = self.counts(length)
         if spans < len(marks.sentinels):
             return None
@@ -153,8 +153,8 @@ class SpanCorruption(Noise):
         hidden, spans = self.counts(len(tokens))
         if not spans:
             return list(tokens), []
-        shown = partition(len(tokens) - hidden, spans, draws_NC[:, 0])
-        covered = partition(hidden, spans, draws_NC[:, 1])
+        shown = random_partition(len(tokens) - hidden, spans, draws_NC[:, 0])
+        covered = random_partition(hidden, spans, draws_NC[:, 1])
         source, target, at = list[int](), list[int](), 0
         for sentinel, seen, unseen in zip(marks.sentinels, shown, covered, strict=False):
             source += [*tokens[at : at + seen], sentinel]
@@ -186,13 +186,13 @@ class Denoising(Noise):
 
     def __post_init__(self) -> None:
         if self.rate or not self.permutes:
-            check(self.rate, self.mean_length)
+            check_rate(self.rate, self.mean_length)
 
     def sizes(self, length: int) -> tuple[int, int]:
         return length, length if length > 1 else 0
 
-    def lacks(self, marks: Marks, length: int) -> str | None:
-        return super().lacks(marks, length) if self.rate else None
+    def missing_tokens(self, marks: Marks, length: int) -> str | None:
+        return super().missing_tokens(marks, length) if self.rate else None
 
     def source_and_target(
         self, tokens: Sequence[int], marks: Marks, draws_NC: Draws
@@ -201,15 +201,15 @@ class Denoising(Noise):
             return list(tokens), []
         source = list(tokens)
         if self.permutes:
-            source = permuted(source, marks.ends, draws_NC[:, 3])
+            source = permute_sentences(source, marks.ends, draws_NC[:, 3])
         if self.rate and marks.mask is not None:
-            source = self._infilled(source, marks.mask, draws_NC)
+            source = self._infill(source, marks.mask, draws_NC)
         return source, list(tokens)
 
-    def _infilled(self, tokens: Sequence[int], mask: int, draws_NC: Draws) -> list[int]:
-        hidden = share(self.rate, len(tokens))
+    def _infill(self, tokens: Sequence[int], mask: int, draws_NC: Draws) -> list[int]:
+        hidden = num_hidden_tokens(self.rate, len(tokens))
         shown = len(tokens) - hidden
-        lengths = poisson(self.mean_length, draws_NC[: min(hidden, shown + 1), 0], hidden)
+        lengths = poisson_quantiles(self.mean_length, draws_NC[: min(hidden, shown + 1), 0], hidden)
         ends = np.minimum(np.cumsum(lengths), hidden)
         ends = ends[: np.searchsorted(ends, hidden) + 1]
         ends[-1] = hidden
@@ -237,15 +237,15 @@ class MaskedSpan(Noise):
     rate: float = 0.5
 
     def __post_init__(self) -> None:
-        check(self.rate)
+        check_rate(self.rate)
 
     def sizes(self, length: int) -> tuple[int, int]:
-        return length, share(self.rate, length)
+        return length, num_hidden_tokens(self.rate, length)
 
     def source_and_target(
         self, tokens: Sequence[int], marks: Marks, draws_NC: Draws
     ) -> tuple[list[int], list[int]]:
-        hidden = share(self.rate, len(tokens))
+        hidden = num_hidden_tokens(self.rate, len(tokens))
         if not hidden or marks.mask is None:
             return list(tokens), []
         first = int(draws_NC[0, 0] * (len(tokens) - hidden + 1))
@@ -264,7 +264,7 @@ NOISES: dict[str, Callable[..., Noise]] = {
 }
 
 
-def noise_of(kind: str | None, rate: float | None, mean_length: float) -> Noise | None:
+def build_noise(kind: str | None, rate: float | None, mean_length: float) -> Noise | None:
     """Return the noise that the options of an objective ask for; None: none.
 
     Args:
@@ -285,7 +285,7 @@ def noise_of(kind: str | None, rate: float | None, mean_length: float) -> Noise 
     return NOISES[kind](**given, **({} if kind == "mass" else {"mean_length": mean_length}))
 
 
-def check(rate: float, mean_length: float = 1.0) -> None:
+def check_rate(rate: float, mean_length: float = 1.0) -> None:
     """Refuse shares of tokens, and lengths of spans, that cannot be."""
     if not 0 < rate < 1:
         raise ValueError(f"corrupt is {rate}, expected between 0 and 1")
@@ -293,12 +293,12 @@ def check(rate: float, mean_length: float = 1.0) -> None:
         raise ValueError(f"corrupt_length is {mean_length}, expected 1 or more")
 
 
-def share(rate: float, length: int) -> int:
+def num_hidden_tokens(rate: float, length: int) -> int:
     """Return how many tokens of a text are hidden, one at least and not all; of one token, none."""
     return min(max(round(length * rate), 1), length - 1) if length > 1 else 0
 
 
-def poisson(mean: float, draws_N: Draws, most: int) -> npt.NDArray[np.integer]:
+def poisson_quantiles(mean: float, draws_N: Draws, most: int) -> npt.NDArray[np.integer]:
     """Return the numbers of a Poisson distribution at quantiles, none above `most`."""
     number = np.arange(most)
     log_factorial = np.cumsum(np.log(np.maximum(number, 1)))
@@ -306,7 +306,7 @@ def poisson(mean: float, draws_N: Draws, most: int) -> npt.NDArray[np.integer]:
     return np.searchsorted(below, draws_N, side="right")
 
 
-def permuted(tokens: Sequence[int], ends: Collection[int], draws_N: Draws) -> list[int]:
+def permute_sentences(tokens: Sequence[int], ends: Collection[int], draws_N: Draws) -> list[int]:
     """Return a text with its sentences in another order."""
     bounds = [at + 1 for at, token in enumerate(tokens[:-1]) if token in ends]
     sentences = [tokens[a:b] for a, b in zip([0, *bounds], [*bounds, len(tokens)], strict=True)]
@@ -314,7 +314,7 @@ def permuted(tokens: Sequence[int], ends: Collection[int], draws_N: Draws) -> li
     return [token for number in order for token in sentences[number]]
 
 
-def partition(total: int, parts: int, draws_N: Draws) -> list[int]:
+def random_partition(total: int, parts: int, draws_N: Draws) -> list[int]:
     """Return `parts` numbers of 1 or more whose sum is `total`, every such list equally likely."""
     cuts = np.sort(np.argsort(draws_N[: total - 1], kind="stable")[: parts - 1]) + 1
     return [int(size) for size in np.diff([0, *cuts, total])]

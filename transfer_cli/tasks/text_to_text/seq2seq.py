@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import IGNORE, Batch, view_of
+from transfer_cli.batch import IGNORE, Batch, select_view
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Sample, source_of
+from transfer_cli.objectives.base import Encoding, Sample, source_text
 from transfer_cli.objectives.replies import WrittenTargets
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
@@ -27,33 +27,33 @@ class Seq2Seq(PrefixLM):
     keeps_tokens = False
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return sources and targets apart, see `apart`."""
+        """Return sources and targets apart, see `split_source_and_target`."""
         if self.corruption is not None:
             batch = super().prepare(batch, noise)
         elif "next_tokens" in batch:
             batch = {**batch, "target": batch["next_tokens"]}
-        return apart(batch, self.info.vocabulary.pad)
+        return split_source_and_target(batch, self.info.vocabulary.pad)
 
-    def begun(self, model: TransferModel, batch: Batch) -> WrittenTargets:
-        """See `PrefixLM`."""
+    def start_targets(self, model: TransferModel, batch: Batch) -> WrittenTargets:
         if "tokens_source" not in batch:
-            batch = apart(batch, self.info.vocabulary.pad)
+            batch = split_source_and_target(batch, self.info.vocabulary.pad)
         start, positions = self.info.vocabulary.target_start, model.backbone.shape.positions
-        most = min(TextToTextTask.most_new(self.info.task, positions), positions - len(start))
-        return WrittenTargets(model, source_of(batch), start, most=most)
+        most = TextToTextTask.max_target_tokens(self.info.task, positions)
+        most = min(most, positions - len(start))
+        return WrittenTargets(model, source_text(batch), start, max_tokens=most)
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return those of a language model, with the sources as inputs."""
-        source = view_of(batch, "source")
+        source = select_view(batch, "source")
         rows = zip(source["tokens"], source["mask"], strict=True)
-        shown = super().samples(model, batch, encoded)
+        samples = super().samples(model, batch, encoded)
         return [
             replace(sample, tokens=tokens[mask].tolist())
-            for sample, (tokens, mask) in zip(shown, rows, strict=True)
+            for sample, (tokens, mask) in zip(samples, rows, strict=True)
         ]
 
 
-def apart(batch: Batch, pad: int) -> Batch:
+def split_source_and_target(batch: Batch, pad: int) -> Batch:
     """Return a batch whose rows are a source and its target, `[B, N]`, with both apart.
 
     `tokens_source` and `mask_source` are sources, `[B, S]`; `tokens`, `mask` and `target` are
@@ -73,13 +73,13 @@ def apart(batch: Batch, pad: int) -> Batch:
     read_BS, is_read_BS = cut(torch.zeros_like(prefix_B), prefix_B)
     place_BT, mask_BT = cut(prefix_B, written_B)
     place_BT = place_BT.clamp(max=width - 1)
-    kept = {name: batch[name] for name in ("index", "epoch") if name in batch}
-    made = {
+    unchanged = {name: batch[name] for name in ("index", "epoch") if name in batch}
+    parts = {
         "tokens_source": tokens_BN.gather(1, read_BS).masked_fill(~is_read_BS, pad),
         "mask_source": is_read_BS,
         "tokens": tokens_BN.gather(1, place_BT).masked_fill(~mask_BT, pad),
         "mask": mask_BT,
     }
     if "target" in batch:
-        made["target"] = batch["target"].gather(1, place_BT).masked_fill(~mask_BT, IGNORE)
-    return kept | made
+        parts["target"] = batch["target"].gather(1, place_BT).masked_fill(~mask_BT, IGNORE)
+    return unchanged | parts

@@ -6,7 +6,7 @@ direction        source and target                      segments
 causal           source `sep` target `cls`              0 up to `sep`, then 1
 bidirectional    `cls` source `sep` target `sep`        0 up to the first `sep`, then 1
 encoder_decoder  (`cls`) source `sep` | start target    the row's parts are stacks' inputs,
-                 `sep`                                  see `seq2seq.apart`
+                 `sep`                                  see `seq2seq.split_source_and_target`
 ===============  =====================================  ================================
 
 What a target stands behind in a decoder says `Tokenizer.target_start`.
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch, Counts, Sums
-from transfer_cli.data.columns import source_of
-from transfer_cli.data.encoded_task import EncodedRows, Truncate, all_known, specials_around
+from transfer_cli.data.columns import source_column
+from transfer_cli.data.encoded_task import EncodedRows, Truncate, have_answers, specials_around
 from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
@@ -34,19 +34,19 @@ from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.shape import Settled
+from transfer_cli.model.shape import SettledDirection
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.objectives.beam_search import BeamSearch
 from transfer_cli.objectives.causal_lm import ACCURACY, CausalLM
-from transfer_cli.objectives.language_model import LanguageModel, exponential
-from transfer_cli.objectives.replies import Averaged, Continued, text_until, without_special
+from transfer_cli.objectives.language_model import LanguageModel, exp_or_inf
+from transfer_cli.objectives.replies import Averaged, Continued, decode_until, mask_special_tokens
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.table import Table, TableRow
 from transfer_cli.tasks.text_to_text import measures
-from transfer_cli.tasks.text_to_text.corruption import noise_of
+from transfer_cli.tasks.text_to_text.corruption import build_noise
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -66,7 +66,7 @@ class EncodedTexts(EncodedRows):
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of a target, whose tokens go on after its end."""
-        return text_until(list(tokens), self.tokenizer, self.end)
+        return decode_until(list(tokens), self.tokenizer, self.end)
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class TextToTextTask(Task):
         if self.target_length is not None:
             at_least("target_length", self.target_length, 2)
         if isinstance(self.prefix, str) and not self.prefix.strip():
-            raise ConfigError("data.prefix: is empty; give true, false, or a text for each source")
+            raise ConfigError("data.prefix is empty; give true, false, or a text for each source")
 
     def text_column(self, names: Sequence[str], name: str) -> str | None:
-        return source_of(names)
+        return source_column(names)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TextToTextExample:
         return TextToTextExample(text_of(record, text, name))
@@ -108,7 +108,7 @@ class TextToTextTask(Task):
     def unlabelled(self, example: TextToTextExample) -> TextToTextExample:
         return replace(example, target=None)
 
-    def most_new(self, length: int) -> int:
+    def max_target_tokens(self, length: int) -> int:
         """Return the most tokens of a target with its end, of an input of `length`."""
         return max(2, length // 2) if self.target_length is None else self.target_length
 
@@ -123,15 +123,15 @@ class TextToTextTask(Task):
 
         The room of a source is the same whether its target is known and however long that is.
         """
-        begin, start, end = ends(tokenizer, direction)
-        most, apart = self.most_new(length), direction == "encoder_decoder"
+        begin, start, end = special_tokens(tokenizer, direction)
+        most, apart = self.max_target_tokens(length), direction == "encoder_decoder"
         room = length - len(begin) - 1 - (0 if apart else most)
         if room < 1 or len(start) + most > length:
             raise ConfigError(
                 f"data.target_length is {most}: of the {length} tokens of an input (data.length), "
                 f"{length - (len(start) if apart else len(begin) + 2)} at most may be a target's"
             )
-        known = all_known([example.target for example in examples], "target")
+        known = have_answers([example.target for example in examples], "target")
         before = self.prefix if isinstance(self.prefix, str) else ""
         sources = tokenizer.encode_batch([f"{before}{example.source}" for example in examples])
         targets = tokenizer.encode_batch([example.target or "" for example in examples])
@@ -144,13 +144,13 @@ class TextToTextTask(Task):
             firsts.append(len(first))
             following.append([*[IGNORE] * (len(first) + len(start) - 1), *second, IGNORE])
             is_cut.append(len(source) > room or len(target) > len(kept))
-        of_rows: dict[str, Sequence[Any]] = {"next_tokens": following} if known else {}
+        row_keys: dict[str, Sequence[Any]] = {"next_tokens": following} if known else {}
         if self.prefix or apart:
-            of_rows["prefix"] = firsts
+            row_keys["prefix"] = firsts
         elif direction == "bidirectional":
-            of_rows["prefix"] = [0] * len(rows)
+            row_keys["prefix"] = [0] * len(rows)
         encoded = EncodedTexts(
-            examples, rows, tokenizer.pad, firsts=firsts, targets=of_rows,
+            examples, rows, tokenizer.pad, firsts=firsts, targets=row_keys,
             fill={"next_tokens": IGNORE}, is_cut=is_cut,
         )  # fmt: skip
         encoded.tokenizer, encoded.end = tokenizer, end
@@ -166,27 +166,27 @@ class TextToTextTask(Task):
         )
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        return {"answer": self._said(data, rows)}
+        return {"answer": self._answer_text(data, rows)}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; an answer is as right as its ROUGE-L."""
-        given, predicted = data.examples[example].target, self._said(data, rows)
+        given, predicted = data.examples[example].target, self._answer_text(data, rows)
         return Result(given, predicted, score=rouge_l(given, predicted))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         given = [data.examples[at].target for at in rows]
-        return measures.measured(given, [self._said(data, row) for row in rows.values()])
+        predicted = [self._answer_text(data, row) for row in rows.values()]
+        return measures.text_measures(given, predicted)
 
     def signatures(self) -> Mapping[str, str]:
         return measures.signatures()
 
-    def _said(self, data: Encoded, rows: Rows) -> str:
+    def _answer_text(self, data: Encoded, rows: Rows) -> str:
         (row,) = rows.values()
-        text: str = data.text_of(row["answer"])  # type: ignore[attr-defined]  # of `encode`
-        return text
+        return str(data.text_of(row["answer"]))  # type: ignore[attr-defined]  # of `encode`
 
 
-def ends(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int], int]:
+def special_tokens(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int], int]:
     """Return the special tokens before a source and before a target, and the target's end."""
     if direction == "encoder_decoder":
         before, (end,) = specials_around(tokenizer, direction)
@@ -218,10 +218,10 @@ class TextPairsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, written=True)
 
-    def row_of(
+    def read_row(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
-        record = columns.joined(record, name)
+        record = columns.join_texts(record, name)
         source, target = (text_of(record, column, name) for column in (columns.text, columns.label))
         for column, text in ((columns.text, source), (columns.label, target)):
             if not text.strip():
@@ -230,7 +230,7 @@ class TextPairsTable(Table):
                 )
         return TableRow(record.line, source, target)
 
-    def example(self, row: TableRow, numbers: tuple[int, ...]) -> TextToTextExample:
+    def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> TextToTextExample:
         return TextToTextExample(row.text, row.label)
 
 
@@ -258,8 +258,8 @@ class PrefixLM(CausalLM):
 
     task: str | None = "text to text"
     metrics: ClassVar[tuple[Metric, ...]] = (perplexity("perplexity"), LOSS, ACCURACY)
-    direction: Settled | None = None
-    predicts = LanguageModel.predicts
+    direction: SettledDirection | None = None
+    prediction_mask = LanguageModel.prediction_mask
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class PrefixLM(CausalLM):
         self.search: BeamSearch = BeamSearch(
             beams, length_penalty, early_stopping, no_repeat_ngram_size, first_token
         )
-        self.corruption = noise_of(noise, corrupt, corrupt_length)
+        self.corruption = build_noise(noise, corrupt, corrupt_length)
         self.writes_answers = generate and self.corruption is None
         if self.corruption is not None:
             self.task, self.keeps_tokens = None, False
@@ -297,13 +297,13 @@ class PrefixLM(CausalLM):
             )
         if self.corruption is not None:
             direction = backbone.shape.direction
-            self._begin, self._start, self._end = ends(self.info.vocabulary, direction)
+            self._begin, self._start, self._end = special_tokens(self.info.vocabulary, direction)
             room = backbone.shape.positions - len(self._begin) - len(self._start) - 2
-            self._longest = self.corruption.longest(
+            self._longest = self.corruption.max_length(
                 room, max if direction == "encoder_decoder" else sum
             )
             self._marks = self.corruption.marks(self.info.vocabulary)
-            if lacks := self.corruption.lacks(self._marks, self._longest):
+            if lacks := self.corruption.missing_tokens(self._marks, self._longest):
                 raise ConfigError(f"{self.info.key}.{lacks}")
         return super().modules(backbone)
 
@@ -316,7 +316,7 @@ class PrefixLM(CausalLM):
                 "data.documents=separate: corrupt and noise change whole blocks; say cross"
             )
         length, vocabulary = batch["tokens"].shape[1], self.info.vocabulary
-        draws_BTC = noise.uniform(batch["index"], length, self.corruption.draws).numpy()
+        draws_BTC = noise.uniform(batch["index"], length, self.corruption.num_draws).numpy()
         # Where it does not end lines as well, the token of classes is no part of a text.
         is_text_BT = batch["mask"] & (batch["tokens"] != vocabulary.cls)
         is_text_BT = batch["mask"] if vocabulary.cls == vocabulary.sep else is_text_BT
@@ -330,11 +330,11 @@ class PrefixLM(CausalLM):
             rows.append(
                 self.corruption.source_and_target(text[first : first + most], self._marks, draws_TC)
             )
-        width = self.corruption.grown(min(length, most))
+        width = self.corruption.max_total_tokens(min(length, most))
         width += len(self._begin) + len(self._start) + 2
-        return {"index": batch["index"], **self._laid_out(rows, width)}
+        return {"index": batch["index"], **self._as_rows(rows, width)}
 
-    def _laid_out(self, rows: Sequence[tuple[list[int], list[int]]], width: int) -> Batch:
+    def _as_rows(self, rows: Sequence[tuple[list[int], list[int]]], width: int) -> Batch:
         """Return sources and targets as rows of `TextToTextTask`, all of the same width."""
         tokens, targets, prefixes, lengths = [], [], [], []
         for source, target in rows:
@@ -361,46 +361,50 @@ class PrefixLM(CausalLM):
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
         """Return the tokens of answers, `answer` `[B, most tokens of a target]`."""
-        return {} if self.corruption is not None else self._answers(self.begun(model, batch), model)
+        if self.corruption is not None:
+            return {}
+        return self._answers(self.start_targets(model, batch), model)
 
     def predictions_together(
         self, asked: Sequence[tuple[Objective, TransferModel, Batch]]
     ) -> dict[str, Tensor]:
         """Return answers as this one looks for them, by the mean of the models' distributions."""
-        begun = [
-            objective.begun(model, batch)
+        targets = [
+            objective.start_targets(model, batch)
             for objective, model, batch in asked
             if isinstance(objective, PrefixLM)
         ]
-        return self._answers(Averaged(begun), asked[0][1])
+        return self._answers(Averaged(targets), asked[0][1])
 
     def _answers(self, texts: Continued, model: TransferModel) -> dict[str, Tensor]:
         vocabulary = self.info.vocabulary
         end = vocabulary.cls if model.backbone.causal else vocabulary.sep
         if self.search.beams > 1:
-            return {"answer": texts.searched(self.search, end, vocabulary)}
-        said = texts.picked(lambda logits: without_special(logits, vocabulary, end).argmax(1), end)
-        return {"answer": said}
+            return {"answer": texts.beam_search(self.search, end, vocabulary)}
+        best = texts.pick_tokens(
+            lambda logits: mask_special_tokens(logits, vocabulary, end).argmax(1), end
+        )
+        return {"answer": best}
 
-    def begun(self, model: TransferModel, batch: Batch) -> Continued:
+    def start_targets(self, model: TransferModel, batch: Batch) -> Continued:
         """Return the targets of a batch's sources, of which no token is written yet."""
+        most = TextToTextTask.max_target_tokens(self.info.task, model.backbone.shape.positions)
         return Continued(
-            model, batch["tokens"], batch["segment"], _begin(batch),
-            most=TextToTextTask.most_new(self.info.task, model.backbone.shape.positions),
+            model, batch["tokens"], batch["segment"], _target_starts(batch), max_tokens=most,
             prefix_R=batch.get("prefix"), segment=1,
         )  # fmt: skip
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         loss = float(totals["loss"]) / counts["loss"]
         right = float(totals["right"]) / counts["loss"]
-        return {"perplexity": exponential(loss), "loss": loss, "token_accuracy": right}
+        return {"perplexity": exp_or_inf(loss), "loss": loss, "token_accuracy": right}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
         """Return those of `TextToTextTask.scores`."""
-        return measures.declared() if self.writes_answers else ()
+        return measures.declared_metrics() if self.writes_answers else ()
 
 
-def _begin(batch: Batch) -> Tensor:
+def _target_starts(batch: Batch) -> Tensor:
     """Return where targets begin, `[B]`."""
     if "next_tokens" in batch:
         return 1 + (batch["next_tokens"] != IGNORE).int().argmax(1)
