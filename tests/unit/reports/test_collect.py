@@ -547,6 +547,7 @@ def test_equal_values_of_other_kinds_are_equal():
         ("experiment", ["a/finetune", "b/finetune"], ["a/finetune", "b/finetune"]),
         ("objective.hidden", [[50], []], ["[50]", "[]"]),
         ("loop.bucket", [True, False], ["true", "false"]),
+        ("init_from", ["one/runs/1", "two/runs/1"], ["one/runs/1", "two/runs/1"]),
     ],
 )
 def test_values_are_as_short_as_leaves_them_different(key, values, shown):

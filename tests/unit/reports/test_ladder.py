@@ -86,6 +86,17 @@ def test_parameters_and_tokens_each_have_their_exponent():
     )
 
 
+def test_how_far_runs_are_from_a_law_allows_for_what_they_decide():
+    operations = np.repeat(1e12 * np.array(DEPTHS) ** 4.5, 2)
+    losses = law(operations) + np.tile([0.01, -0.01], len(DEPTHS))
+
+    fit = fit_law(rungs(operations, losses))
+
+    # Eight runs decide on three parameters: a sum of eight squares, of five degrees of freedom.
+    assert np.abs(fit.residuals) == pytest.approx(0.01, rel=0.1)
+    assert fit.deviation == pytest.approx(0.01 * (8 / 5) ** 0.5, rel=0.02)
+
+
 @pytest.mark.slow
 def test_intervals_hold_what_comes_about_as_often_as_they_say():
     rng, operations = np.random.default_rng(3), np.repeat(1e12 * np.array(DEPTHS) ** 4.5, 3)

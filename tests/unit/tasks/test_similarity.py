@@ -52,6 +52,12 @@ def test_each_anchor_is_told_its_own_text_among_those_of_all():
         assert float(losses[row]) == pytest.approx(expected, rel=1e-4)
 
 
+def test_scores_below_zero_are_as_far_from_it_as_those_above():
+    pairs = [PairExample("a", "b", value=value) for value in (-5.0, 3.0)]
+
+    assert SimilarityTask().facts(pairs) == {"scored": True, "highest": 5}
+
+
 def test_cosines_are_ordered_as_scores_are():
     cosines, scores = torch.tensor([0.5, 0.1, 0.9, 0.3]), torch.tensor([1.0, 0.0, 0.5, 0.5])
 
