@@ -229,9 +229,9 @@ class LoadedModel:
         """Return what `generate` makes before it is made; its `run` is told how to show it."""
         if not isinstance(self._opened.objective, CausalLM):
             raise CheckpointError(f"{self._opened.path} is no causal language model")
-        unknown = keys.keys() - GenerateConfig.__dataclass_fields__.keys()
-        if unknown or "samples" in keys:
-            raise ConfigError(f"{min(unknown or {'samples'})}: generate takes no such key here")
+        beside = {"run", "messages", "samples", "output", *self._keys}
+        if unknown := keys.keys() - (GenerateConfig.__dataclass_fields__.keys() - beside):
+            raise ConfigError(f"{min(unknown)}: generate takes no such key here")
         config = GenerateConfig(prompt=prompt, **keys)
         with raised_as(ConfigError, "generate: ", UnreadableError):
             check_field_types(config)

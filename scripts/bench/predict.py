@@ -67,14 +67,14 @@ def _vocabulary(texts: Sequence[str]) -> list[str]:
 
 def ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> None:
     """Run `transfer predict` again and again in this process; its model is read once."""
-    from functools import cache
     from unittest.mock import patch
 
     import torch
 
-    from transfer_cli.assembly import ensemble
-    from transfer_cli.commands.predict.predict import predict
+    from transfer_cli.assembly.finished_run import open_trained
+    from transfer_cli.commands.predict import predict
     from transfer_cli.config import compose, flags
+    from transfer_cli.engine.precision import Precision
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     words = [f"run={folder}", f"input={texts}", "format=text", "output_format=jsonl",
@@ -83,11 +83,12 @@ def ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> No
         compose.load_config("predict", flags.parse_request([*words, f"output={path}"], "predict"))
         for path in (answers, os.devnull)
     )
-    with patch.object(ensemble, "open_trained", cache(ensemble.open_trained)):
-        predict(first)
+    trained = open_trained(folder, Precision("fp32", torch.device(device)))
+    with patch.object(predict, "open_trained", lambda *_: trained):
+        predict.predict(first)
         while True:
             arrive()
-            predict(others)
+            predict.predict(others)
 
 
 def theirs(arrive: Gate, folder: str, texts: str, answers: str, device: str, batch: int) -> None:

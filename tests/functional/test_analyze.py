@@ -129,6 +129,18 @@ def test_a_language_model_explains_the_token_that_it_goes_on_with(analyze, pretr
     assert "".join(text["words"]) == "Whereisthe"
 
 
+def test_texts_beyond_the_limit_are_not_read_and_that_is_said_once(
+    analyze, finetuned, teacher, monkeypatch
+):
+    monkeypatch.setattr("transfer_cli.commands.analyze.MOST_TEXTS", 5)
+    rows = [f'{{"text": "Where is {word} ?"}}' for word in ("it", "he", "she", "Rome", "who")]
+    Path("t.jsonl").write_text("\n".join([*rows, "no row"]))
+
+    content = analyze(finetuned, "similarity", "input=t.jsonl", f"other={teacher}")
+
+    assert content["printed"].count("the first 5 texts of t.jsonl") == 1
+
+
 def test_units_are_described_by_contexts_and_properties(analyze, finetuned):
     content = analyze(finetuned, "neurons", "analysis.neurons.contexts=3")
 

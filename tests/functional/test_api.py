@@ -85,6 +85,9 @@ def test_a_text_goes_on_as_generate_does(language_model, transfer):
 
     shown = transfer("generate", run, "The river", "max_tokens=5", "temperature=0").out
     assert shown == f"The river{text}\n"
+    for key in ("messages", "output", "run", "device", "samples", "sample"):
+        with pytest.raises(TransferError, match=rf"^{key}: "):
+            transfer_cli.load(run).generate("The river", **{key: "cpu"})
 
 
 def process():

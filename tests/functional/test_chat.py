@@ -104,6 +104,7 @@ def test_it_is_talked_to(transfer, model, type_in):
     assert len(whole) == 4
     assert whole[2] == alone[0] != whole[1]
     assert whole[3] == system.out.split("\n")[0]
+    transfer("chat", model, "persona=I am old.", "device=cpu").refusal("persona: ", "system=")
 
 
 def test_a_published_model_is_scored_as_a_run_that_did_not_learn(tune, transfer, model, pretrained):

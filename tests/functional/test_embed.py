@@ -1,6 +1,7 @@
 """`transfer embed`: vectors of texts, in three formats, and the nearest of them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -172,6 +173,21 @@ def test_what_is_not_computed_is_refused(tmp_path, options):
     modules(tmp_path, **options)
 
     with pytest.raises(CheckpointError, match=r"^run: .*json"):
+        sentence_modules(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json"])
+def test_modules_that_may_not_be_read_are_refused(tmp_path, monkeypatch, name):
+    modules(tmp_path)
+    plainly = Path.open
+
+    def refuse(path, *mode):
+        if path == tmp_path / name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plainly(path, *mode)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match=rf"^run: .*{name}: .*Permission denied"):
         sentence_modules(tmp_path)
 
 

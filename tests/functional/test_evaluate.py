@@ -100,6 +100,8 @@ def test_without_a_test_split_validation_is_scored_and_its_size_said(transfer, s
     said = next(line for line in ended.out.splitlines() if line.startswith("validation: scored"))
     assert f"of {corpus} (its other lines are trained on): " in said
     assert " bytes; in blocks of 64, without context" in said
+    refused = transfer("evaluate", str(short_run), "split=test", "device=cpu")
+    assert refused.err.splitlines()[-1].endswith("split= with one of train, validation")
 
 
 def test_a_confusion_table_is_shown(transfer, finetuned):

@@ -125,6 +125,13 @@ def asked(tmp_path, monkeypatch):
     return asked
 
 
+def test_a_listed_model_is_not_read_from_a_pickle_in_place_of_its_file(refused, asked, tmp_path):
+    cached = tmp_path / "cache"
+    (cached / "model.safetensors").rename(cached / "pytorch_model.bin")
+
+    assert "model.safetensors is missing; with a network it is fetched" in refused("minilm")
+
+
 BERT = listed_models()["bert"]
 
 

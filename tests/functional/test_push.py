@@ -1,6 +1,7 @@
 """`transfer push`: what goes to the hub, and what is refused, against a hub on this machine."""
 
 import base64
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -151,6 +152,22 @@ def test_what_cannot_be_pushed_is_one_line_and_leaves_nothing(
 
     transfer("push", *(word.format(run=finetuned) for word in words)).refusal(*parts)
 
+    assert repositories == {}
+    assert left() == before
+
+
+def test_what_goes_wrong_here_is_no_fault_of_the_hub(
+    transfer, finetuned, repositories, monkeypatch, left
+):
+    def export(config):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("transfer_cli.commands.export.export.export", export)
+    before = left()
+
+    ended = transfer("push", finetuned, "owner/mine")
+
+    assert (ended.code, "owner/mine" in ended.err) == (2, False)
     assert repositories == {}
     assert left() == before
 

@@ -302,6 +302,17 @@ def test_what_differs_stands_side_by_side(transfer, two):
     assert "objective" not in done.out
 
 
+def test_measures_that_are_left_out_are_counted(transfer, two):
+    file = two / "a" / "results.json"
+    results = json.loads(file.read_text())
+    shown = len(results["measures"]["test"]) + len(results["measures"]["validation"])
+    results["measures"]["test"] |= {f"accuracy/{n}": 0.5 for n in range(45)}
+    file.write_text(json.dumps(results))
+
+    assert f"and {shown + 5} more" in transfer("diff", "a", "b").out
+    assert "more" not in transfer("diff", "b", "b").out
+
+
 def test_a_run_against_itself_differs_in_nothing(transfer, two):
     out = transfer("diff", "a", "a").out
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -361,6 +362,21 @@ def test_what_has_begun_is_answered_and_nothing_else_is_begun(service):
 
     with running(service) as port:
         end_well(port, lambda: setattr(service, "draining", True))
+
+
+def test_a_process_that_may_have_many_files_keeps_them(service, monkeypatch):
+    limits = {(1_000_000, resource.RLIM_INFINITY): [], (100, 200): [(200, 200)]}
+    for limit, wanted in limits.items():
+        given = []
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: limit)
+        monkeypatch.setattr(
+            resource, "setrlimit", lambda _, asked, given=given: given.append(asked)
+        )
+        monkeypatch.setattr("transfer_cli.serving.server._Server.run", lambda *_: None)
+
+        run_server(service(), None, 1.0)
+
+        assert given == wanted
 
 
 @pytest.mark.slow

@@ -286,6 +286,12 @@ def test_few_labels_make_one_run_that_answers_and_is_resumed(deep, few_questions
     assert answers[0]["label"] in ("person", "place")
 
 
+def test_a_number_of_labels_is_of_the_texts_and_not_of_their_pairs(deep, few_questions, transfer):
+    words = (f"data.train={few_questions}", f"init_from={deep}", "+before.data.labelled=8")
+
+    transfer(*FEW, *words).refusal("labelled is of texts, not of pairs; type data.labelled=N")
+
+
 @pytest.mark.slow
 def test_few_labels_go_on_where_the_first_run_has_ended(deep, few_questions, transfer):
     words = (*FEW, f"data.train={few_questions}", f"init_from={deep}", "run.dir=few")

@@ -328,6 +328,7 @@ def test_nothing_typed_is_the_end(talk):
     ended = talk()
 
     assert (ended.code, ended.out) == (0, "")
+    talk(more=["system=Be brief."]).refusal("system: ", "persona=")
 
 
 # --- texts made from others ----------------------------------------------------------------------

@@ -125,10 +125,10 @@ class AttentionMaps(Analysis):
     def _summarise(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
         shape = subject.model.backbone.shape
         summaries = HeadSummaries(shape.depth, shape.heads, subject.tokenizer.sep)
-        num_sequences = 0
+        summarised = set[int]()
         rows = evenly_spread(len(split.data), self.corpus).tolist()
         for sequences in _in_batches(subject, split, rows):
-            num_sequences += len(sequences)
+            summarised.update(sequence.example for sequence in sequences)
             batch = batch_of(sequences, subject)
             add = partial(summaries.add, batch=batch)
             with (
@@ -137,7 +137,7 @@ class AttentionMaps(Analysis):
                 set_probe(subject.model.backbone, probabilities=add),
             ):
                 _ = Encoding(subject.model, batch).states
-        return summaries, num_sequences
+        return summaries, len(summarised)
 
 
 def _has_end(subject: Subject) -> bool:

@@ -286,6 +286,8 @@ class EdgeProbes(Analysis):
 def _labels(files: Mapping[str, EdgeFile], names: Mapping[str, str]) -> list[str]:
     train = files["train"]
     labels = sorted({label for target in train.targets for label in target.labels})
+    if not labels:
+        raise DataError(f"{names['train']}: no target has a label; give them some")
     for part, file in files.items():
         others = {label for target in file.targets for label in target.labels} - set(labels)
         if others:

@@ -312,7 +312,7 @@ def data_dir_of(earlier: str, now: str, typed: Sequence[str]) -> str:
 
     Where `data_dir` was typed for the command at work, or the folder is gone, it is that of `now`.
     """
-    is_typed = any(word.startswith("data_dir=") for word in typed)
+    is_typed = any(word.lstrip("+").startswith("data_dir=") for word in typed)
     return earlier if not is_typed and data_folder(earlier).is_dir() else now
 
 

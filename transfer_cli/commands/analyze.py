@@ -1,6 +1,7 @@
 """`transfer analyze`: what is in a model, by one analysis or several."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.text import TextData
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.weights import DESCRIPTION
 from transfer_cli.reports import formats
 from transfer_cli.reports.finding import Finding
@@ -187,7 +188,7 @@ def material_of(config: AnalyzeConfig, opened: OpenedModel, whose: OpenedModel) 
     if config.input is not None:
         if config.data is not None:
             raise ConfigError("input: is all that is shown; leave data= out")
-        return _file_texts(config, opened)
+        return _file_texts(config, opened, says_cut=opened is whose)
     node = whose.config.data if config.data is None else config.data
     if "_target_" not in node:
         return _no_texts(f"{whose.path} brings no data along")
@@ -262,7 +263,7 @@ def _numbered_by_task(data: LabelledData, task: Task | None) -> LabelledData:
     return data.with_label_numbers(task.labels)
 
 
-def _file_texts(config: AnalyzeConfig, opened: OpenedModel) -> Material:
+def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -> Material:
     """Return the texts of a file: one a line, or a column of a table."""
     start = opened.start
     task = start.task or ClassificationTask()
@@ -274,9 +275,11 @@ def _file_texts(config: AnalyzeConfig, opened: OpenedModel) -> Material:
         columns = Columns(chosen, keep=False, task=task)
         rows = reading.read_rows(opened_input.table, columns, readers.refuse)
         examples = [row.example for row in islice(rows, MOST_TEXTS)]
-        is_cut = next(rows, None) is not None
+        is_cut = True
+        with suppress(DataError):  # of a row that is not shown
+            is_cut = next(rows, None) is not None
     name = Path(path).name
-    if is_cut:
+    if is_cut and says_cut:
         print_line(
             f"{'input':10s} the first {MOST_TEXTS:,} texts of {name}; the others are not read"
         )

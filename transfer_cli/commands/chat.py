@@ -29,8 +29,12 @@ def chat(config: ChatConfig) -> None:
     trained = open_trained(config.run, precision, config.base)
     task, objective = trained.start.task, trained.objective
     if isinstance(task, DialogTask) and isinstance(objective, NextUtterance):
+        if config.system is not None:
+            raise ConfigError("system: a dialog model reads none; say who it is by persona=")
         _answer_as_dialog(config, trained, task, objective, precision)
     else:
+        if config.persona is not None:
+            raise ConfigError("persona: only a dialog model reads one; say the same by system=")
         _answer_by_template(config, trained, precision)
 
 

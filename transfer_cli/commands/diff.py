@@ -98,11 +98,14 @@ def _difference_tables(parts: Mapping[str, Sequence[DiffRow]]) -> Iterator[Rende
     most_measures = 40  # measures that are shown: a task of 50 labels has an accuracy for each
     for title, rows in parts.items():
         yield BLANK
+        shown = rows[:most_measures] if title == "measures" else rows
         if rows:
-            yield _difference_table(title, rows[:most_measures] if title == "measures" else rows)
+            yield _difference_table(title, shown)
         else:
             alike = "nothing is known" if title in ("measures", "costs") else "no difference"
             yield Line(Piece(title, "heading"), f": {alike}")
+        if len(shown) < len(rows):
+            yield Line(Piece(f"and {len(rows) - len(shown):,} more, which --json shows", "note"))
     yield BLANK
 
 

@@ -1,7 +1,7 @@
 """`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -333,7 +333,9 @@ def _encode_splits(
         if prepared.splits:
             return prepared.splits
     wanted = choices[0][0]
-    there = labelled.splits if labelled else [name for name in datasets.SPLITS if name != wanted]
+    there: Collection[str] = labelled.splits if labelled else ()
+    if isinstance(source, TextData):
+        there = source.splits(place.folder, place.seed)
     raise DataError(
         f"split: this data has no {wanted} split; type split= with one of {', '.join(there)}"
     )

@@ -8,7 +8,7 @@ directly, since its compose API finds no primary config in a folder of one's own
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os.path import lexists
 from pathlib import Path
@@ -261,7 +261,8 @@ def _broken_yaml(error: yaml.YAMLError) -> str:
 def _not_utf8(request: Request) -> str:
     for file in sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []:
         try:
-            read_text(file)
+            with suppress(OSError):  # such as a link to nowhere, which nothing was read of
+                read_text(file)
         except UnreadableError as error:
             return f"{file}: {error}"
     return "a config is not UTF-8"

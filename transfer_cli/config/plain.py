@@ -134,6 +134,8 @@ class PlainKeys:
             return f"{added}{key}={shown}"
         if part.names == ["null"]:
             return f"~{part.typed}"
+        if not part.names and part.group in ONE_OPTION:
+            raise ConfigError(f"{part.place}: holds nothing; name an option, or leave it out")
         shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
         return f"{self._added(part, known)}{part.typed}={shown}"
 

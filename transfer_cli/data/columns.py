@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -369,7 +370,7 @@ def check_accepted(answers: Collection[object], name: str) -> None:
     if any(answer not in ("accept", None) for answer in answers):
         raise DataError(
             f"{name}: Prodigy's 'answer' says of some rows reject or ignore; keep the others: "
-            f"""grep '"answer": *"accept"' {name} > accepted.jsonl"""
+            f"""grep '"answer": *"accept"' {shlex.quote(name)} > accepted.jsonl"""
         )
 
 

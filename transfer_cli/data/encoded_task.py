@@ -1,14 +1,15 @@
 """Labelled examples as tokens, laid out the way the model's direction asks for.
 
-==============  ===================  ================================
-direction       one text             two texts
-==============  ===================  ================================
-causal          A `cls`              A `sep` B `cls`
-bidirectional   `cls` A `sep`        `cls` A `sep` B `sep`
-==============  ===================  ================================
+===============  ===================  ================================
+direction        one text             two texts
+===============  ===================  ================================
+causal           A `cls`              A `sep` B `cls`
+others           `cls` A `sep`        `cls` A `sep` B `sep`
+===============  ===================  ================================
 
 Published tokenizers may have two `sep` between texts (RoBERTa), and of causal models a token before
-them (Llama: `begin` A `sep` B `sep`): see `Tokenizer`.
+them (Llama: `begin` A `sep` B `sep`): see `Tokenizer`. Before texts of an encoder-decoder there is
+no `cls` that is the `sep` as well (T5).
 
 Legend: B examples, T positions.
 """

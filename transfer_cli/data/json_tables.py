@@ -66,7 +66,7 @@ def as_json_lines(source: LineSource, name: str) -> LineSource:
             "for each row, as jq -c and pandas' to_json(orient='records', lines=True) do."
         )
     whole = _parse_object(text.lstrip("\ufeff"))
-    rows = None if whole is None else _table_rows(whole)
+    rows = None if whole is None else _table_rows(whole, name)
     if rows is None:
         raw = text.encode(source.encoding, "surrogateescape")
         return LineSource(raw[:PEEKED_BYTES], io.BytesIO(raw), source.encoding, source.note)
@@ -207,14 +207,15 @@ def _end_of_first(text: str) -> int | None:
         return None
 
 
-def _table_rows(whole: Mapping[str, object]) -> Iterator[object] | None:
+def _table_rows(whole: Mapping[str, object], name: str) -> Iterator[object] | None:
     """Return the rows of a table that one object holds; None: it is a row itself."""
     columns, data = whole.get("columns"), whole.get("data")
     if isinstance(columns, list) and isinstance(data, list):
         rows = [row for row in data if isinstance(row, list)]
         if len(rows) == len(data):
-            return (dict(zip(map(str, columns), row, strict=False)) for row in rows)
-    for key in (name for name in whole if name in _ROW_KEYS or len(whole) == 1):
+            _check_widths(rows, len(columns), name)
+            return (dict(zip(map(str, columns), row, strict=True)) for row in rows)
+    for key in (key for key in whole if key in _ROW_KEYS or len(whole) == 1):
         value = whole[key]
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
             # One conversation is a row, and not the table of its turns.
@@ -233,6 +234,13 @@ def _table_rows(whole: Mapping[str, object]) -> Iterator[object] | None:
     if all(key.isdigit() for key in keys):
         return _rows_of_columns(whole, [list(value.values()) for value in inner])
     return iter(inner) if any(map(is_usual_name, keys)) else None
+
+
+def _check_widths(rows: Iterable[list[object]], width: int, name: str) -> None:
+    for number, row in enumerate(rows, 1):
+        if len(row) != width:
+            cells = f"{len(row):,} cells for {width:,} columns"
+            raise DataError(f"{name}, row {number}: {cells}; give each column one.")
 
 
 def _rows_of_columns(names: Iterable[str], columns: Iterable[Iterable[object]]) -> Iterator[object]:

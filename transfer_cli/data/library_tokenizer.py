@@ -323,7 +323,8 @@ class LibraryTokenizer(Tokenizer):
         known = set(self._pieces)
         for number, name in enumerate(names, self.size):
             if not name or name in known:
-                raise DataError(f"{self._source} cannot get the token {name!r}: it is there.")
+                why = "it is there" if name else "it is empty"
+                raise DataError(f"{self._source} cannot get the token {name!r}: {why}.")
             known.add(name)
             data["added_tokens"].append(
                 {

@@ -108,6 +108,8 @@ def _json_value(value: object) -> object:
 def import_library(path: Path, name: str) -> Any:
     """Import what reads a file, which is there and not empty."""
     check_readable(path)
+    # Until the end: what holds back warnings around a generator would do so between its rows.
+    warnings.filterwarnings("ignore", module=rf"{name.partition('.')[0]}\b")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -121,8 +123,7 @@ def import_library(path: Path, name: str) -> Any:
 def as_data_errors(path: Path) -> Iterator[None]:
     """Have what a library raises become a `DataError`."""
     try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
+        yield
     except DataError:
         raise
     # Of a damaged file these libraries raise nearly anything.

@@ -26,7 +26,7 @@ from transfer_cli.batch import IGNORE, Batch, micro_batches, shard, to_device, w
 from transfer_cli.data.split import Dataset, Split, TextContext
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import ConfigError, NotFiniteError
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError
 from transfer_cli.fitting import FILLED, Result, free_bytes, halve_if_out_of_memory, rows_that_fit
 from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.model.memory import Memory
@@ -323,12 +323,20 @@ def _evaluate_split(
         finite = zip(share, sums.finite, strict=False)
         _raise_not_finite(split, finite, lambda row: score_portion(Portion.of(row))[1])
     reshard(model)
-    measures = objective.compute_metrics(totals, counts, split.text)
+    measures = _measures(objective, totals, counts, split)
     if split.scorer is not None and each is not None:
         predicted = {outcome.index: outcome.predicted for outcome in each.gathered()}
         # A loss that answers nothing has no predictions, or no rows.
         measures |= split.scorer(predicted) if predicted and all(predicted.values()) else {}
     return Scores(measures, objective.tables(totals), counts)
+
+
+def _measures(
+    objective: Objective, totals: dict[str, Tensor], counts: dict[str, int], split: Split
+) -> dict[str, float]:
+    if objective.predicts_tokens and not counts.get("loss", 1):
+        raise DataError(f"{split.name}: its texts have no token to predict; give other texts")
+    return objective.compute_metrics(totals, counts, split.text)
 
 
 def _new_memory(context: TextContext | None) -> Memory | None:

@@ -56,6 +56,8 @@ def fetch(name: str, key: str) -> Path:
 
 
 def _check_hash(path: Path, sha256: str, key: str) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{key}: {path} is missing; with a network it is fetched")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != sha256:

@@ -44,7 +44,7 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
     """
     if not (folder / MODULES).is_file():
         return None
-    with raised_as(CheckpointError, f"run: {folder / MODULES}: ", UnreadableError):
+    with raised_as(CheckpointError, f"run: {folder / MODULES}: ", UnreadableError, OSError):
         try:
             modules = STRICT_JSON.decode(read_text(folder / MODULES))
             kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
@@ -99,7 +99,7 @@ def _read_pooling(file: Path) -> Pooling:
 def _read_object(file: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
-    with raised_as(CheckpointError, f"run: {file}: ", UnreadableError):
+    with raised_as(CheckpointError, f"run: {file}: ", UnreadableError, OSError):
         return read_json(file)
 
 

@@ -249,9 +249,9 @@ def file_shapes(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict
 def _reporting_damage(path: Path) -> Iterator[None]:
     try:
         yield
-    except UnreadableError as error:
+    except (UnreadableError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
         # torch raises the last three for impossible shapes.
         raise CheckpointError(
             f"{path} is damaged or no safetensors file ({error}); files with pickled code in them "
@@ -331,7 +331,9 @@ def parse_description(path: Path, read: Callable[[], dict[str, Any]]) -> ModelDe
         raise CheckpointError(f"{path.parent} holds no model: {path.name} is missing") from error
     except KeyError as error:
         raise CheckpointError(f"{path} is damaged: it has no {error}") from error
-    except (OSError, ValueError, TypeError, ConfigError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except (ValueError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 

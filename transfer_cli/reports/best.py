@@ -22,6 +22,9 @@ from transfer_cli.runs.results import merged_metrics
 _MEASURE_KEYS = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
 """Settings that name the measure, the stronger first; their defaults, old and new, name none."""
 
+_OF_VALIDATION = re.compile(r"^(measures\.)?validation[/.]")
+"""How such a measure may begin."""
+
 _LOSS = "validation/loss"
 _TIE_BREAKS = ("the lower validation/loss", "the fewer trained parameters")
 
@@ -43,7 +46,7 @@ def criterion(runs: Sequence[Run]) -> Criterion | None:
     names: list[str] = []
     for key, defaults in _MEASURE_KEYS.items():
         asked = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
-        names += [name.removeprefix("validation/") for name in asked if len(asked) == 1]
+        names += [_OF_VALIDATION.sub("", name, count=1) for name in asked if len(asked) == 1]
     names += [metric.name for metric in headlines_first(metrics)]
     preferred = [f"validation/{name}" for name in names]
     counts = Counter(name for run in runs for name in run.results.by_name)

@@ -271,7 +271,7 @@ def _with_sibling_settings(runs: Sequence[Run]) -> Iterator[Run]:
     """
     whole = [run for run in runs if "data._target_" in run.settings]
     for run in runs:
-        if "data._target_" in run.settings and run.status != LEFT:
+        if run.status != LEFT and (run.sweep is None or "data._target_" in run.settings):
             yield run
         elif run.status != LEFT:
             siblings = [other for other in whole if other.sweep == run.sweep]

@@ -192,7 +192,10 @@ def analysis_sections(
     for name in sorted(known)[:MOST_ANALYSES]:
         analyses = list(islice(_run_analyses(task, names, name, pictures), most_runs))
         title = finding_title(name, Finding.from_json(analyses[0].content))
-        yield f"analysis-{name}", title, _section(name, analyses)
+        stored = [analysis.name for run in task.runs for analysis in run.analyses].count(name)
+        more = stored - len(analyses)
+        left_out = note(f"Those of {formats.several(more, 'run')} are left out.") if more else None
+        yield f"analysis-{name}", title, joined([_section(name, analyses), left_out])
 
 
 def finding_title(name: str, finding: Finding) -> str:

@@ -119,10 +119,12 @@ def latest_sweep(root: Path, command: str, words: tuple[str, ...]) -> Path | Non
         with suppress(OSError, UnreadableError, ValueError):
             asked = SweepDirectory(file.parent).read_request()
             if asked.command == command and sorted(asked.words) == sorted(words):
-                sweeps.append((datetime.fromisoformat(asked.began), file.parent))
+                sweeps.append((datetime.fromisoformat(asked.began).timestamp(), file.parent))
     return max(sweeps)[1] if sweeps else None
 
 
 def _parsed_path(jobs: Jobs, key: str, typed: str) -> Path:
     [override] = parsed_overrides(jobs.command, jobs.request, [f"{key}={typed}"])
+    if override.is_sweep_override():
+        raise ConfigError(f"{key}: a sweep has one folder, got {typed}; name one")
     return Path(str(override.value())).expanduser()

@@ -108,30 +108,29 @@ class SideBySide:
     # --- one job -------------------------------------------------------------------------------
 
     def _start(self, job: SweepJob) -> None:
-        stack = contextlib.ExitStack()
-        claim = stack.enter_context(self.jobs.claim_job(job))
-        if claim is None:
-            stack.close()
-            if all(job.number != done.number for done in self.jobs.done):
-                self._elsewhere.append(job)
-                log.info("job %d: waiting for its end, to see whether it is done", job.number)
-            return
-        slot = self._slots.popleft()
-        reason = self.jobs.directory.path / f".job-{job.number}.reason"
-        reason.unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", "transfer_cli", self.jobs.command]
-        output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
-        begin = output.tell()
-        process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
-            [*command, "--job", str(reason), *self.jobs.words_of(job)],
-            env=job_environment(slot, self.threads, self.gpus, self.gpus_each),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # It holds the job as long as it lives, whatever becomes of this process.
-            pass_fds=(claim,),
-        )
-        self._running.append(_Running(job, process, slot, reason, begin, stack))
+        with contextlib.ExitStack() as stack:
+            claim = stack.enter_context(self.jobs.claim_job(job))
+            if claim is None:
+                if all(job.number != done.number for done in self.jobs.done):
+                    self._elsewhere.append(job)
+                    log.info("job %d: waiting for its end, to see whether it is done", job.number)
+                return
+            slot = self._slots.popleft()
+            reason = self.jobs.directory.path / f".job-{job.number}.reason"
+            reason.unlink(missing_ok=True)
+            command = [sys.executable, "-P", "-m", "transfer_cli", self.jobs.command]
+            output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
+            begin = output.tell()
+            process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
+                [*command, "--job", str(reason), *self.jobs.words_of(job)],
+                env=job_environment(slot, self.threads, self.gpus, self.gpus_each),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # It holds the job as long as it lives, whatever becomes of this process.
+                pass_fds=(claim,),
+            )
+            self._running.append(_Running(job, process, slot, reason, begin, stack.pop_all()))
         if self._signal is not None:  # while it started
             process.send_signal(self._signal)
 
@@ -239,7 +238,8 @@ def _reason(ended: _Running, code: int) -> str:
     with contextlib.suppress(OSError):
         return ended.reason.read_text(encoding="utf-8").strip()
     if code < 0:
-        name = signal.Signals(-code).name
+        names = {int(number): number.name for number in signal.Signals}  # real-time ones have none
+        name = names.get(-code, f"signal {-code}")
         cure = "; it may have taken too much memory" if code == -signal.SIGKILL else ""
         return f"killed by {name}{cure}"
     return f"ended with exit code {code}"

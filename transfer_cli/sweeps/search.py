@@ -71,7 +71,7 @@ class Search(Planner):
         corners = [[*fixed, *_override_words(low)] for low in _corners(space)]
         configs = self.checked_configs(corners)
         shares = shares_of(configs[0])
-        self._settings = self._with_direction(shares.settings, configs[0])
+        self._settings = self._with_aim(shares.settings, configs[0])
         self._aim = {"objective": self._settings.objective, "direction": self._settings.direction}
         self._fixed, self._space, self._shares = fixed, space, shares
         log_data_changes(configs)
@@ -93,10 +93,13 @@ class Search(Planner):
             made: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
         return made
 
-    def _with_direction(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
+    def _with_aim(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
+        """Return settings with the objective as `split/measure`, if it is one, and a direction."""
+        measure = _MEASURE.fullmatch(settings.objective)
+        if measure is not None:
+            settings = replace(settings, objective=f"{measure['split']}/{measure['name']}")
         if settings.direction != AUTO:
             return settings
-        measure = _MEASURE.fullmatch(settings.objective)
         if measure is None:  # a cost, for example
             return replace(settings, direction="minimize")
         metric = require_metric(measure["name"], self.jobs.metrics(config), "sweep.objective")
@@ -104,8 +107,7 @@ class Search(Planner):
 
     def _warn_of_objective(self) -> None:
         objective = self._settings.objective
-        measure = _MEASURE.fullmatch(objective)
-        if measure and measure["split"] == "test":
+        if objective.startswith("test/"):
             log.warning("%s chooses by the test set, which should see the result alone", objective)
         if self._settings.prune and not objective.startswith("validation/"):
             log.info("no trial is pruned: %s is not measured before the end", objective)

@@ -192,7 +192,15 @@ class MultilabelTask(TextsTask):
         return SEPARATOR.join(names), float(np.where(above_C, shares_C, 1 - shares_C).prod())
 
     def said_labels(self, said: str) -> list[str]:
-        return said.split(SEPARATOR) if said else []
+        parts = said.split(SEPARATOR) if said else []
+        if all(part in self.labels for part in parts):
+            return parts
+        names, rest = list[str](), said
+        while rest:  # a label may hold the separator
+            fits = (name for name in self.labels if (rest + SEPARATOR).startswith(name + SEPARATOR))
+            names.append(max(fits, key=len, default=rest))
+            rest = rest[len(names[-1]) + 1 :]
+        return names
 
     def _decide(self, answer: Answer) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         shares_C = np.asarray(answer["probabilities"])

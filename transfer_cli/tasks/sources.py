@@ -368,7 +368,7 @@ def hold_out(
         texts = f", {len(units)} different texts, which data.duplicates keeps together"
         raise DataError(
             f"{where}: a validation share of {share} leaves nothing to validate on "
-            f"({len(strata)} {noun} of {len(counts)} classes"
+            f"({len(strata)} {noun}{f' of {len(counts)} kinds' * (len(counts) > 1)}"
             f"{texts * (len(units) < len(strata))}). Raise it or name a validation file."
         )
     return chosen
@@ -389,7 +389,7 @@ def keep_few(
     units, counts = _units(strata, keys, derive(seed, "few labels"))
     if labelled < len(counts):
         raise DataError(
-            f"{where}: labelled={labelled} is fewer examples than the {len(counts)} classes. "
+            f"{where}: labelled={labelled} is fewer examples than the {len(counts)} kinds of them. "
             f"Set data.labelled to at least {len(counts)}."
         )
     if labelled > len(strata):

@@ -351,8 +351,11 @@ class HubTable(Table):
             raise ValueError(f"name is {self.name!r}, expected owner/name")
         place = f"{HUB}{self.name}/{self.config}" if self.config else f"{HUB}{self.name}"
         self.train = f"{place}/{self.split}"
-        self.validation = self.validation and f"{place}/{self.validation}"
-        self.test = self.test and f"{place}/{self.test}"
+        for key in ("validation", "test"):
+            if isinstance(given := getattr(self, key), list):
+                setattr(self, key, [f"{place}/{split}" for split in given])
+            elif given:
+                setattr(self, key, f"{place}/{given}")
         super().__post_init__()
 
 

@@ -177,4 +177,5 @@ def _exit_error(code: int, number: int) -> Exception:
 
 
 def _exit_name(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    names = {-number: number.name for number in signal.Signals}  # real-time ones have none
+    return names.get(code, f"exit code {code}" if code >= 0 else f"signal {-code}")

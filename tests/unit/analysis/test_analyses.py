@@ -18,8 +18,10 @@ from transfer_cli.adaptation.edits import Adapters, LoRA
 from transfer_cli.analysis import cka as module
 from transfer_cli.analysis.cka import cka
 from transfer_cli.analysis.edges import (
+    EdgeFile,
     EdgeTarget,
     Spans,
+    _labels,
     expected_layer,
     micro_f1,
     read_edges,
@@ -324,6 +326,13 @@ def test_all_targets_have_as_many_spans(tmp_path):
 
     with pytest.raises(DataError, match=r"line 1: some targets have a span2 and some none"):
         read_edges(write(tmp_path / "a.jsonl", {"text": "a b", "targets": targets}))
+
+
+def test_spans_of_which_none_has_a_label_cannot_be_learnt():
+    files = {"train": EdgeFile([["a", "b"]], [EdgeTarget(((0, 1),), ())])}
+
+    with pytest.raises(DataError, match=r"^a\.jsonl: no target has a label"):
+        _labels(files, {"train": "a.jsonl"})
 
 
 def test_f1_counts_each_label_of_each_target():

@@ -115,6 +115,14 @@ def test_summaries_are_of_every_head_and_do_not_depend_on_batches(finding):
     assert finding.as_json()["values"]["texts summarised"] == len(TEXTS)
 
 
+def test_a_text_with_several_sequences_is_summarised_as_one():
+    shown = subject(attending.model(segments=2), shown=ChoiceTask.sample())
+
+    made = AttentionMaps()(shown).as_json()
+
+    assert made["values"]["texts summarised"] == len(shown.split.encoded.examples)
+
+
 def test_the_same_again_gives_the_same_and_the_model_is_left_as_it_was(finding):
     model = attending.model()
     before = tiny.weights_of(model)

@@ -67,7 +67,8 @@ def test_the_data_of_a_run_lies_where_it_lay_if_it_is_still_there(tmp_path):
 
     for lay, expected in [(there, there), (gone, here)]:
         assert datasets.data_dir_of(str(lay), str(here), ()) == str(expected)
-        assert datasets.data_dir_of(str(lay), str(here), [f"data_dir={here}"]) == str(here)
+        for typed in ("data_dir=", "++data_dir="):
+            assert datasets.data_dir_of(str(lay), str(here), [f"{typed}{here}"]) == str(here)
 
 
 def test_caches_lie_beside_the_data_unless_they_are_told_elsewhere(tmp_path, monkeypatch):

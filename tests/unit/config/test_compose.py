@@ -183,3 +183,12 @@ def test_a_config_of_ones_own_may_set_what_hydra_elsewhere_reads(tmp_path):
     )
 
     assert made(["--config-dir", "own", "--config-name", "mine"]).seed == 5
+
+
+def test_a_config_that_is_not_utf8_is_named_beside_a_link_to_nowhere(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a.yaml").symlink_to(tmp_path / "gone.yaml")
+    (tmp_path / "model" / "mine.yaml").write_bytes(b"# \xff\n")
+
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*UTF-8"):
+        made(["--config-dir", str(tmp_path), "model=mine"])

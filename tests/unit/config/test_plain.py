@@ -126,6 +126,7 @@ def test_what_is_typed_wins(write):
         ("seed: 1\nseed: 2", "duplicate"),
         ("lopp: {steps: 1}", "lopp.steps"),
         ("adaptation: lorra", "adaptation=lorra"),
+        ("model: {}", "^model: "),
         ("data: {_target_: os.system}", "my.yaml"),
     ],
 )

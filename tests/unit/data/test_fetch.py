@@ -474,6 +474,8 @@ def test_a_data_set_is_read_by_its_name_with_the_names_of_its_classes(hub, tmp_p
     texts = {example.text for name in ("train", "validation") for example in data.splits[name]}
     assert texts == {f"this is text number {n}" for n in range(60)}
     assert [example.label for example in data.splits["test"]] == [0, 1] * 5
+    several = HubTable(name="acme/reviews", test=["test"], text="review.body").load(tmp_path, 0)
+    assert several.splits["test"] == data.splits["test"]
 
 
 def test_only_the_splits_that_are_asked_for_are_fetched_and_only_once(hub, tmp_path):

@@ -10,6 +10,7 @@ import lzma
 import os
 import subprocess
 import sys
+import warnings
 import zipfile
 
 import pytest
@@ -24,6 +25,7 @@ from transfer_cli.data.documents import path_lines
 from transfer_cli.data.encodings import detect_encoding
 from transfer_cli.data.labelled import INPUT, Example
 from transfer_cli.data.layout import Layout, detect_delimiter, has_header
+from transfer_cli.data.parquet import parquet_records
 from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.data.records import Record, label_of, text_of
 from transfer_cli.data.table import table_records
@@ -423,6 +425,26 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra(load, monkeypat
 
     with pytest.raises(DataError, match=rf"needs {needs}, which is .*: pip install "):
         load(b"x", name)
+
+
+@pytest.mark.parametrize("row", [["one"], ["one", "two", "three"]])
+def test_a_row_with_more_or_fewer_cells_than_columns_is_refused(load, row):
+    table = {"columns": ["text", "label"], "data": [["a", "b"], row]}
+
+    with pytest.raises(DataError, match=rf"a\.json, row 2: {len(row)} cells for 2 columns; give"):
+        load(json.dumps(table), "a.json")
+
+
+def test_warnings_are_shown_between_the_rows_of_files_that_are_read_at_once(parquet):
+    path = parquet({"text": ["one", "two"]})
+    rows = [parquet_records(path), parquet_records(path)]
+    for of_file in (*rows, *rows):
+        next(of_file)
+    for of_file in rows:
+        assert not list(of_file)
+
+    with pytest.warns(UserWarning, match="ours"):
+        warnings.warn("ours", stacklevel=1)
 
 
 def test_an_object_whose_rows_are_no_lists_is_no_table(load):

@@ -335,6 +335,8 @@ def test_added_tokens_stand_behind_the_others_and_are_in_no_text(tokenizer):
     )
     with pytest.raises(DataError, match="cannot get the token '<speaker1>': it is there"):
         grown.with_added(["<speaker1>"])
+    with pytest.raises(DataError, match="cannot get the token '': it is empty"):
+        grown.with_added([""])
 
 
 LINES = [

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tests import tiny
 from transfer_cli.data.split import Split, TextStats
 from transfer_cli.engine.evaluation import EachExample, evaluate, predictions, samples
-from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.errors import ConfigError, DataError, RunError
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -201,6 +201,24 @@ def test_samples_show_the_first_examples(case):
 
     assert len(first) == 3
     assert first == more[:3]
+
+
+class OneUnknownToken:
+    """Texts of a token that no model knows, and nothing behind it."""
+
+    def __len__(self):
+        return 3
+
+    def batch(self, indices):
+        return tiny.rows_to_batch([[tiny.VOCABULARY.unk]] * len(indices), indices)
+
+
+@pytest.mark.parametrize("case", ["clm", "mlm"])
+def test_a_split_without_any_token_to_predict_is_refused(case):
+    model, objective, _ = at_work(case)
+
+    with pytest.raises(DataError, match=r"^validation: its texts have no token to predict"):
+        tiny.measures(model, objective, OneUnknownToken())
 
 
 def test_an_error_in_an_evaluation_is_left_to_the_command(caplog):

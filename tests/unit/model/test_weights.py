@@ -4,6 +4,7 @@ import json
 import math
 import struct
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +183,21 @@ def test_a_pickle_is_named_and_never_opened(tmp_path, name):
 
     with pytest.raises(CheckpointError, match=f"{name} is a pickle, which could run code"):
         read_weights(tmp_path)
+
+
+def test_files_that_may_not_be_read_are_not_called_damaged(tmp_path, monkeypatch):
+    (tmp_path / WEIGHTS).touch()
+    (tmp_path / DESCRIPTION).touch()
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    for read in (read_weights, read_description):
+        with pytest.raises(
+            CheckpointError, match=r"cannot be read: \[Errno 13\] Permission denied"
+        ):
+            read(tmp_path)
 
 
 def test_an_empty_folder_holds_no_weights(tmp_path):

@@ -305,3 +305,5 @@ def test_reliability_and_coverage_are_those_of_the_best_group(tmp_path):
     assert precision["y"] == [100, 83.333, 60]
     assert confidence_charts(task) == [None, None]
     assert confidence_charts(calibrated(task, {"curve": [[1]], "reliability": "x"})) == [None, None]
+    nothing = {"curve": [[0] * 80] * 2, "reliability": [[0] * 15] * 4}
+    assert confidence_charts(calibrated(task, nothing)) == [None, None]

@@ -198,6 +198,19 @@ def test_teachers_of_the_same_report_are_told_apart_by_what_they_are(tmp_path):
     assert [len(group.runs) for group in groups] == [2] * 4
 
 
+def test_a_run_outside_of_sweeps_is_not_taken_for_one_on_the_data_of_another(tmp_path):
+    write_run(tmp_path / "stray", command="analyze", data=None)
+    for runs in (["stray"], ["run", "stray"]):
+        if "run" in runs:
+            write_run(tmp_path / "run")
+
+        tasks = report(tmp_path)
+
+        assert sorted(run.path.name for task in tasks for run in task.runs) == runs
+        (stray,) = (task for task in tasks if task.runs[0].path.name == "stray")
+        assert "data._target_" not in stray.runs[0].settings
+
+
 def test_another_objective_of_the_same_task_is_compared_and_its_start_is_named(tmp_path):
     for name, start, target in (
         ("full", "causal", "classification.Classification"), ("pet", "masked", "cloze.Cloze"),
@@ -639,6 +652,7 @@ def test_what_learnt_nothing_is_never_the_best_and_stands_last(tmp_path):
         ({"loop__monitor": "loss"}, "validation/error_rate", "0"),
         ({"loop__monitor": "accuracy"}, "validation/accuracy", "1"),
         ({"sweep__objective": "validation/loss"}, "validation/loss", "2"),
+        ({"sweep__objective": "measures.validation.loss"}, "validation/loss", "2"),
         ({"sweep__objective": "test/error_rate"}, "validation/error_rate", "0"),
         ({"loop__monitor": "accuracy/gone"}, "validation/error_rate", "0"),
     ],

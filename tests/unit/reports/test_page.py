@@ -29,6 +29,7 @@ from transfer_cli.reports.contents import (
     TaskRuns,
 )  # fmt: skip
 from transfer_cli.reports.html.markup import Html
+from transfer_cli.reports.html.task_sections import confusion_section
 from transfer_cli.reports.page import page
 from transfer_cli.reports.sections import register_section
 from transfer_cli.reports.tables import as_json, as_markdown
@@ -316,6 +317,18 @@ def test_a_damaged_confusion_table_is_passed_over(tmp_path):
         assert "Confusion" not in Outline(made).text
 
 
+def test_too_many_labels_are_said_where_something_was_counted(tmp_path):
+    (task,) = reports.single(tmp_path).tasks
+    (run,) = task.runs
+    many = tuple(map(str, range(61)))
+    for confusion, said in (([[1] * 61] * 61, True), (None, False)):
+        results = replace(run.results, labels=many, tables={"test": {"confusion": confusion}})
+        group = replace(task.groups[0], runs=(replace(run, results=results),))
+        section = confusion_section("t1", replace(task, labels=many, groups=(group,)), ["full"])
+
+        assert ("61 labels" in str(section)) == said
+
+
 def test_labels_of_which_a_text_may_have_several_are_listed_by_their_errors(tmp_path):
     report = reports.single(tmp_path)
     (task,) = report.tasks
@@ -462,6 +475,17 @@ def test_a_registered_section_takes_the_place_of_the_plain_one(run):
     text = Outline(page(report_of(run.parent))).text
     assert "full one 4; lora two 1" in text
     assert "Long texts are harder." not in text
+
+
+def test_runs_whose_analyses_are_left_out_are_counted(run):
+    for seed in range(22):
+        other = run if seed == 0 else write_run(run.parent / str(seed), seed=seed)
+        write_analysis(other, "lengths", CONTENT)
+
+    text = Outline(page(report_of(run.parent))).text
+
+    assert text.count("Long texts are harder.") == 20
+    assert "Those of 2 runs are left out." in text
 
 
 def test_what_a_section_returns_as_plain_text_is_escaped(run):

@@ -106,6 +106,12 @@ def test_a_folder_that_hydra_cannot_read_ends_in_a_line(key):
         run(["-m", "seed=1,2", f"{key}=a(b"])
 
 
+@pytest.mark.parametrize("key", ["run.dir", "run.root"])
+def test_a_sweep_has_one_folder(key):
+    with pytest.raises(ConfigError, match=rf"^{key}: .*one folder"):
+        run(["-m", "seed=1,2", f"{key}=a,b"])
+
+
 @pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
 def test_the_root_of_sweeps_may_be_typed_in_quotes(typed):
     _, jobs, _ = run(["-m", "seed=1,2", f"run.root={typed}"])
@@ -426,6 +432,7 @@ def _sweeps(tmp_path):
     for name, began, words in (
         ("old", "2026-01-01T10:00:00+00:00", ("seed=0,1", "adaptation=lora")),
         ("new", "2026-01-02T10:00:00+02:00", ("adaptation=lora", "seed=0,1")),
+        ("naive", "2026-01-01T08:00:00", ("adaptation=lora", "seed=0,1")),
         ("other", "2026-01-03T10:00:00+00:00", ("adaptation=full", "seed=0,1")),
     ):
         SweepDirectory(tmp_path / name).write_request(SweepRequest("finetune", words, began))

@@ -121,6 +121,24 @@ def test_what_jobs_warn_of_is_said_once_and_their_output_kept(tmp_path, monkeypa
     assert "loss" not in caplog.text
 
 
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL; "), (40, "signal 40")])
+def test_what_killed_a_job_is_named(tmp_path, number, name):
+    ended = processes._Running(None, None, 0, tmp_path / "gone", 0, None)
+
+    assert processes._reason(ended, -number).startswith(f"killed by {name}")
+
+
+def test_a_job_whose_log_cannot_be_written_is_given_up(tmp_path):
+    side = side_of(tmp_path)
+    (tmp_path / "job-0.log").mkdir()
+
+    with pytest.raises(OSError, match=r"job-0\.log") as kept:
+        side.run([SweepJob(0, ("seed=1",), ("seed=1",))])
+
+    assert kept.tb is not None  # as a notebook keeps it
+    assert not side.jobs.directory.is_claimed(0)
+
+
 def side_of(folder):
     """Return what runs the jobs of a sweep, one at a time."""
     jobs = Jobs(

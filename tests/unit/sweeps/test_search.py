@@ -245,11 +245,20 @@ def direction_of(objective, *words, **declared):
     ("objective", "wanted"),
     [
         ("validation/accuracy", "maximize"), ("measures.validation.accuracy", "maximize"),
+        ("validation.accuracy", "maximize"),
         ("validation/error_rate", "minimize"), ("parameters.total", "minimize"),
     ],
 )  # fmt: skip
 def test_a_search_goes_where_its_measure_is_better(objective, wanted):
     assert direction_of(objective) == wanted
+
+
+def test_a_measure_has_one_name_however_it_is_typed():
+    for typed in ("validation.error_rate", "measures.validation.error_rate"):
+        search("sweep.trials=1", f"sweep.objective={typed}", f"run.dir={typed}")
+
+        assert SweepDirectory(Path(typed)).read_request().objective == "validation/error_rate"
+        assert study(f"{typed}/study.db").best_value >= 0
 
 
 def test_a_search_for_a_metric_of_another_objective_goes_where_that_is_better():

@@ -46,6 +46,11 @@ def test_the_score_of_an_example_is_the_f1_of_its_labels(given, said, predicted,
     assert (result.predicted, result.score) == (predicted, pytest.approx(score))
 
 
+@pytest.mark.parametrize("labels", [[], ["a"], ["a|b"], ["a", "a|b"], ["a", "a|b", "c"], ["c"]])
+def test_the_labels_of_an_answer_are_found_though_they_hold_the_separator(labels):
+    assert MultilabelTask(("a", "a|b", "c")).said_labels("|".join(labels)) == labels
+
+
 def test_fitted_thresholds_decide():
     assert FITTED.written({"probabilities": [0.8, 0.6, 0.2]})["labels"] == ["b", "c"]
     assert TASK.written({"probabilities": [0.8, 0.6, 0.2]})["labels"] == ["a", "b"]

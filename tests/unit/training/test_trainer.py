@@ -240,6 +240,15 @@ def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, second_proc
 # --- workers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "signal 40")])
+def test_the_signal_that_ended_a_process_is_named(number, name):
+    error = workers._exit_error(-number, 1)
+
+    assert (error.exit_code, str(error).partition(",")[0]) == (
+        128 + number, f"process 1 was killed by {name}"
+    )  # fmt: skip
+
+
 def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
     typed = ["seed=1", "run.dir=all"]
 

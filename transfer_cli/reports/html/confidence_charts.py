@@ -63,7 +63,7 @@ def _coverage(task: TaskRuns) -> Chart | None:
         "that is right."
     )
     axes = ("answers that are given, %", "of these right, %")
-    lines = {"precision": sorted(points)} if points else {}
+    lines = {"precision": sorted(points)}
     return _chart(task, "Precision against coverage", caption, axes, lines)
 
 
@@ -71,7 +71,7 @@ def _chart(
     task: TaskRuns, title: str, caption: str, axes: tuple[str, str], lines: Mapping[str, Points],
     *beside: Trace,
 ) -> Chart | None:  # fmt: skip
-    if not lines:
+    if not any(lines.values()):
         return None
     traces: list[Trace] = [
         {

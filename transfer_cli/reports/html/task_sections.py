@@ -256,10 +256,10 @@ def environment_section(task: TaskRuns) -> Html | None:
 
 def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
     """Return the confusion table of the best group, and those of the others to choose from."""
-    if len(task.labels) > MOST_LABELS:
-        return note(f"Not shown for as many as {len(task.labels):,} labels.")
     split = task.measure.partition("/")[0]
     counted = (_confusion(group, split, task.labels) for group in task.groups)
+    if len(task.labels) > MOST_LABELS and any(counted):
+        return note(f"Not shown for as many as {len(task.labels):,} labels.")
     groups = {at: confusion for at, confusion in enumerate(counted) if confusion is not None}
     if not groups:
         return None

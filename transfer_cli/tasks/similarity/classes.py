@@ -31,6 +31,8 @@ class PairsOfClasses(TaskData):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("pairs", self.pairs, 1)
+        if self.labelled is not None:
+            raise ValueError("labelled is of texts, not of pairs; type data.labelled=N")
 
     @property
     def kind(self) -> type[SimilarityTask]:
