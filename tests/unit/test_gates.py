@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 71,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_912,
+    "lines of tests": 66_913,
     "lines of scripts": 5_326,
     "lines of documentation": 6_114,
 }
