@@ -4,8 +4,11 @@ Legend: B examples, T positions, L kept layers, D width, C sequences of an examp
 
 A batch is a plain dict of tensors, batch first. An example is one sequence of tokens, or several
 that are judged together (the choices of a question): then what is `[B, T]` below is `[B, C, T]`,
-and `pooled` is `[B, C, D]`. Sequences that an example lacks have a mask that is all False. Keys of
-ours:
+and `pooled` is `[B, C, D]`. Sequences that an example lacks have a mask that is all False.
+
+Data sets make `tokens`, `mask`, `index` and what there is to predict: `next_tokens` of running
+text, `label` of texts with a class. The loader adds `epoch`; an objective's `prepare` adds `target`
+to the former and nothing to the latter; `with_facts` adds what the pass needs. All keys of ours:
 
 =============  ==============  =====================================================================
 key            shape, type     meaning
@@ -16,8 +19,7 @@ key            shape, type     meaning
 `epoch`        [B] int64       in training only: how many epochs of its stream are over
 `next_tokens`  [B, T] int64    running text and texts to be made: the token after each position
 `segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
-`pair`         [B] int64       pairs of running text only: 1 where the second text does not follow
-                               the first, else 0
+`pair`         [B] int64       pairs of running text only: 1 where the second does not follow
 `restart`      [B, T] int64    translations only: 0 in the first text, 1 in the second; positions
                                count from 0 in each
 `document`     [B, T] int64    running text whose documents are apart: the number of the one that
@@ -48,10 +50,8 @@ key            shape, type     meaning
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `texts`        [B, C] int64    pairs of texts to be compared only: the number of each text in its
                                split, equal for those not to be told apart; -1: there is none
-`output_loss`  [B] float32     made by `engine.gradient_cache`: each example's loss among all of a
-                               step
-`output_gradient` [B, ...]     likewise: the gradient of their sum by what the model says of an
-                               example
+`output_loss`  [B] float32     made by `engine.gradient_cache`: each example's loss in a step
+`output_gradient` [B, ...]     likewise: the gradient of their sum by the outputs
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared;
                                of replaced tokens: where the model's own loss is
 `draw`         [B, T] float32  made by `prepare` of replaced tokens: numbers in [0, 1), by which a
@@ -66,10 +66,8 @@ key            shape, type     meaning
                                counted through them row by row
 `sequences`    [S] int64       made by `with_facts` where examples have several sequences: which
                                of all B * C are there
-`padded`       [] bool         made by `with_facts`, and always on the host: whether anything is
-                               padding
-`lengths`      [S] int64       made by `with_facts`, and always on the host: real tokens of each
-                               sequence
+`padded`       [] bool         made by `with_facts`, on the host: whether anything is padding
+`lengths`      [S] int64       made by `with_facts`, on the host: real tokens of each sequence
 `FACT_VIEW`                    made by `with_facts` or `with_packed_rows`: what `real_rows`,
                                `row_text`, `row_places`, `padded` and `lengths` are for `mask_VIEW`
 =============  ==============  =====================================================================
@@ -273,7 +271,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut the numbers of examples into micro-batches of at most `batch_size`, in order."""
+    """Cut the numbers of examples into micro-batches of at most `size`, in order."""
     return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
 
 

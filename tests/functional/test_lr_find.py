@@ -91,6 +91,11 @@ def test_the_suggestion_is_printed_and_the_line_to_type_next(range_test, read_js
 
     rate = read_json(folder / "suggestion.json")["optimizer.lr"]
     assert f"suggested: optimizer.lr={rate:.2g}, where the loss fell fastest" in out
+    rows = csv.DictReader((folder / "curve.csv").read_text().splitlines())
+    lowest = min(rows, key=lambda row: float(row["smoothed"]))
+    assert f"it was lowest at {float(lowest['optimizer.lr']):.2g}, " in out
+    stored = read_json(folder / "suggestion.json")["lowest"]
+    assert stored["loss"] == float(lowest["smoothed"])
     line = re.search(r"  next +(.*)$", out, re.MULTILINE)[1]
     assert line.startswith("transfer finetune data=sample_questions")
     assert line.endswith(f" optimizer.lr={rate:.2g}")

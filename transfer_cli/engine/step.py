@@ -111,7 +111,7 @@ class Update:
 
 
 class TrainStep:
-    """Prepare, forward, backward, clip, update.
+    """Enter the stage and set the rate; prepare, forward, backward, penalty, clip, update.
 
     An optimizer that takes a closure (`optim.lbfgs`) repeats forward and backward within its
     update; the report is of the first, before it.
@@ -161,7 +161,7 @@ class TrainStep:
         """Take one optimizer step.
 
         If the memory is full before weights move, passes are of half as many sequences from then
-        on, and the step is taken again. Losses are sums over all of it, so it is the same step.
+        on, and the step is taken again. Its loss is the same, as with a smaller `loop.micro_batch`.
 
         Args:
             micro_batches: The step's micro-batches, each under the name of its stream.
@@ -188,14 +188,14 @@ class TrainStep:
     def _halve_rows(self, micro_batches: Sequence[Mapping[str, Batch]]) -> bool:
         """Have passes be of half as many sequences; return whether that can be.
 
-        Several processes would wait for each other, and what lanes remember has been written.
+        Several processes would wait for each other, and memories of texts have been written.
         """
         rows = max(batch_size(batch) for micro in micro_batches for batch in micro.values())
         if rows == 1 or self._memories is not None or distributed.world_size() > 1:
             return False
         self.max_rows = rows = -(-rows // 2)
         self.optimizer.zero_grad(set_to_none=True)
-        log.warning("out of memory: going on with loop.micro_batch=%d, the same result", rows)
+        log.warning("out of memory: going on with loop.micro_batch=%d, the same loss", rows)
         return True
 
     def _try(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport | None:
@@ -223,13 +223,13 @@ class TrainStep:
         ready = [self._prepare(micro, step) for micro in micro_batches]
         position = schedule_position(step, self.lr_scheduler.total, self.time_used)
         weights = self._term_weights(int(position))
-        counts, tokens, examples = self._count_targets(ready, micro_batches, weights)
+        divisors, tokens, examples = self._sum_divisors(ready, micro_batches, weights)
 
         def gradients() -> tuple[dict[str, Tensor], Tensor]:
             views = self._with_output_gradients(ready, micro_batches, step)
-            sums = self._accumulate(views, micro_batches, counts, weights, step)
+            sums = self._accumulate(views, micro_batches, divisors, weights, step)
             penalty = self._add_penalty()
-            means = {term: total / counts[term] for term, total in sums.items()}
+            means = {term: total / divisors[term] for term, total in sums.items()}
             weighted = [weights[term] * mean for term, mean in means.items()]
             zero = torch.zeros((), device=self._precision.device)
             return means | penalty, sum([*weighted, *penalty.values()], start=zero)
@@ -346,7 +346,7 @@ class TrainStep:
         if self._precision.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
 
-    def _count_targets(
+    def _sum_divisors(
         self,
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
@@ -357,30 +357,30 @@ class TrainStep:
         The targets, or their weights, over all micro-batches and processes, are the only divisor
         there is.
         """
-        counts: dict[str, float] = dict.fromkeys(terms, 0)
+        divisors: dict[str, float] = dict.fromkeys(terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
             real = {n: b for n, b in micro.items() if not isinstance(b, IdleBatch)}
             for loss in (loss for loss in self.losses if loss.stream in real):
-                for term, count in loss.objective.divisors(views[loss.name]).items():
-                    counts[f"{loss.name}/{term}"] += count
+                for term, divisor in loss.objective.divisors(views[loss.name]).items():
+                    divisors[f"{loss.name}/{term}"] += divisor
             tokens += sum(int(batch["mask"].sum()) for batch in real.values())
             examples += sum(batch_size(batch) for batch in real.values())
         *targets, of_tokens, of_examples = distributed.all_reduce_sum(
-            [*counts.values(), tokens, examples]
+            [*divisors.values(), tokens, examples]
         )
-        return dict(zip(counts, targets, strict=True)), int(of_tokens), int(of_examples)
+        return dict(zip(divisors, targets, strict=True)), int(of_tokens), int(of_examples)
 
     def _accumulate(
         self,
         ready: Sequence[Mapping[str, Batch]],
         micro_batches: Sequence[Mapping[str, Batch]],
-        counts: Mapping[str, float],
+        divisors: Mapping[str, float],
         weights: Mapping[str, float],
         step: int,
     ) -> dict[str, Tensor]:
         """Add up gradients over micro-batches and processes; return each term's summed loss."""
-        present = [term for term, count in counts.items() if count]
+        present = [term for term, divisor in divisors.items() if divisor]
         device = self._precision.device
         totals = {term: torch.zeros((), device=device) for term in present}
         if not present:
@@ -389,8 +389,8 @@ class TrainStep:
         # term without targets gives a gradient of 0. It does for one process, too, whose optimizer
         # would else leave out a head that momentum moves for several.
         processes = distributed.world_size()
-        factors = dict.fromkeys(counts, 0.0)
-        factors |= {term: processes * weights[term] / counts[term] for term in present}
+        factors = dict.fromkeys(divisors, 0.0)
+        factors |= {term: processes * weights[term] / divisors[term] for term in present}
         for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
             share = {
                 f"{loss.name}/{term}": 0 if isinstance(micro.get(loss.stream), IdleBatch) else 1

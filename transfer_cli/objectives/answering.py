@@ -1,7 +1,7 @@
 """Base classes of objectives whose head answers examples, or parts of them.
 
 A subclass defines `outputs`, what the head says of a batch, and functions of that: `losses`,
-`answers`, `shown` and, for further measures, `tallies`. All that the engine asks for follows.
+`answers`, `display_pairs` and, for further measures, `tallies`. The rest follows from these.
 
 Legend: B batch, T positions, N units, C labels, choices or numbers.
 """
@@ -96,7 +96,7 @@ class Answering(Objective):
         return ExampleResults(loss_B, targets_B, self.results(outputs, batch))
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return each text with what is `shown` of it."""
+        """Return each text with its `display_pairs`."""
         shown = self.display_pairs(self._cached_outputs(model, batch, encoded), batch)
         rows = zip(batch["tokens"], batch["mask"], shown, strict=False)
         return [Sample(tokens[mask].tolist(), *pair) for tokens, mask, pair in rows]

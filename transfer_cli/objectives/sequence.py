@@ -156,7 +156,7 @@ class SequenceObjective(UnitObjective):
         return self.head_outputs(model, encoded.pooled(self.head_pooling(model)))
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """See `Objective`: what the head says, in float32, `[B, N]`."""
+        """See `Answering`: what the head says, in float32, `[B, N]`."""
         return self.text_outputs(model, encoded)
 
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:

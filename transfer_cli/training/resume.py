@@ -99,8 +99,8 @@ def restore(
 ) -> float:
     """Continue from the newest complete checkpoint; from the beginning where there is none.
 
-    Five things come back to what they were then: progress; the ends of stages; model, optimizer and
-    penalty; the best weights; the records. What was written after it will be written again.
+    Five things come back to what they were then: progress; the ends of stages; model and optimizer;
+    the best weights; the records. What was written after it will be written again.
 
     Returns:
         The seconds that training took until then.

@@ -124,13 +124,14 @@ def test_clipping_bounds_the_whole_gradient_and_reports_it_before():
     assert float(report.gradient_norm) > 0.1
 
 
-def test_a_gradient_within_the_clip_stays_as_it_is():
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_within_the_clip_stays_as_it_is(fused):
     objective, batch = CausalLM(), tiny.all_of(tiny.blocks(tokens=100))
     weights = []
     for clip in (None, 1e3):
         torch.manual_seed(0)
         model = tiny.model(objective)
-        recipe = tiny.Recipe(optimizer=torch.optim.SGD, rate=1.0, clip=clip)
+        recipe = tiny.Recipe(optimizer=partial(torch.optim.SGD, fused=fused), rate=1.0, clip=clip)
         tiny.train_step(model, objective, recipe)([{"main": batch}], 0)
         weights.append(tiny.weights_of(model))
 

@@ -1,7 +1,7 @@
 """How processes share one model: a single process, a copy for each, or shards (`sharded`).
 
-Only the call of the model in a forward pass is wrapped. The last backward pass of a step leaves
-gradients averaged over all processes, once a step whatever the number of its micro-batches.
+Only the call of the model in a forward pass is wrapped. The last backward pass of a step averages
+gradients over all processes; `TrainStep` weighs losses so that this mean is their sum.
 """
 
 import warnings
@@ -39,7 +39,7 @@ class Parallel:
 
 
 class Replicated(Parallel):
-    """Every process has a copy, and the gradients of all are summed (DistributedDataParallel).
+    """Every process has a copy, and gradients are averaged over all (DistributedDataParallel).
 
     A copy is wrapped again in each stage: parameters that are frozen when it is wrapped are never
     synchronised, and ones that are frozen later would be waited for.
