@@ -5,26 +5,26 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_336,
+    "lines of the package": 77_403,
     "files of the package": 409,
     "modules to read for engine.step": 38,
     "lines to read for engine.step": 6_821,
     "modules to read for tasks.classification": 13,
-    "lines to read for tasks.classification": 3_021,
+    "lines to read for tasks.classification": 3_022,
     "modules to read for reports.page": 32,
-    "lines to read for reports.page": 5_582,
+    "lines to read for reports.page": 5_588,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_083,
+    "lines to read for assembly.drawing": 25_098,
     "modules to read for training.train": 185,
-    "lines to read for training.train": 35_297,
+    "lines to read for training.train": 35_321,
     "modules to read for commands.predict.predict": 108,
-    "lines to read for commands.predict.predict": 23_044,
+    "lines to read for commands.predict.predict": 23_069,
     "circles of imports": 0,
     "signatures with a config": 71,
     "lines of the example's tagger": 135,
-    "lines of tests": 66_913,
-    "lines of scripts": 5_326,
-    "lines of documentation": 6_114,
+    "lines of tests": 67_181,
+    "lines of scripts": 5_327,
+    "lines of documentation": 6_115,
 }
 
 
