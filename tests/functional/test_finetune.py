@@ -280,6 +280,7 @@ def test_the_config_of_a_run_repeats_it(transfer, finetuned, tmp_path):
     assert not same(once, other)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_tables_read_several_files_and_columns(
     transfer, pretrained, loop, tmp_path
 ):

@@ -49,6 +49,7 @@ def test_trackers_get_config_curves_and_final_measures_and_the_run_is_the_same(
     assert calls_of("wandb").of("start")[0]["mode"] == "offline"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_run_of_each_tracker(transfer, calls_of, stopped):
     ended = stopped(3, *WORDS, "loop.steps=6", "run.dir=run", EVERY)
     assert ended.code == 75, ended.err
