@@ -47,7 +47,7 @@ FIRST, SHORT = 1, 10
 SAME = 0.03
 """Steps for equal time that are so near those for equal operations are not run once more."""
 
-NONE = "-"
+UNKNOWN = "-"
 FAILED_MARK = "†"
 
 Results = Mapping[str, Any]
@@ -77,24 +77,24 @@ class Comparison:
     Args:
         grid: As it is written.
         out: The folder of run directories.
-        given: Values by the keys that stand in braces.
+        placeholders: Values by the keys that stand in braces.
         jobs: Runs at the same time.
     """
 
     grid: Mapping[str, Any]
     out: Path
-    given: Mapping[str, Any]
+    placeholders: Mapping[str, Any]
     jobs: int = 1
 
     def words(self, words: Iterable[str], **more: object) -> list[str]:
         """Return words with their keys filled in, each part replaced by what it stands for."""
-        given, filled = {**self.grid.get("with", {}), **self.given, **more}, []
+        placeholders, filled = {**self.grid.get("with", {}), **self.placeholders, **more}, []
         for word in words:
             part = self.grid.get("parts", {}).get(word.removeprefix("+"))
             if part is not None and word.startswith("+"):
                 filled += self.words(part, **more)
-            elif set(re.findall(r"{(\w+)}", word)) <= given.keys():
-                filled.append(re.sub(r"{(\w+)}", lambda key: str(given[key[1]]), word))
+            elif set(re.findall(r"{(\w+)}", word)) <= placeholders.keys():
+                filled.append(re.sub(r"{(\w+)}", lambda key: str(placeholders[key[1]]), word))
         return filled
 
     def run(self, row: str, place: str, seed: int, words: Sequence[str], command: str = "") -> Run:
@@ -104,7 +104,7 @@ class Comparison:
         last = {word.partition("=")[0]: word for word in all_words}
         return Run(row, folder, command or self.grid["command"], tuple(last.values()), seed)
 
-    def perform(self, runs: Iterable[Run]) -> list[str]:
+    def run_missing(self, runs: Iterable[Run]) -> list[str]:
         """Train what is not done; return why nothing came of some."""
         with ThreadPoolExecutor(self.jobs) as pool:
             reasons = list(pool.map(self._train, dict.fromkeys(runs)))
@@ -123,13 +123,13 @@ class Comparison:
                 [sys.executable, "-m", "transfer_cli", run.command, *run.words],
                 stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
-            _, status, used = os.wait4(process.pid, 0)
+            _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         if status or not is_finished(folder):
-            said = log.read_text(encoding="utf-8", errors="replace").split("\n")
-            last = next((line for line in reversed(said) if line.strip()), "no word")
+            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "no word")
             return f"{run.folder}: exit code {process.returncode}: {last} (see {log})"
-        (folder / CPU).write_text(json.dumps(used.ru_utime + used.ru_stime), encoding="utf-8")
+        (folder / CPU).write_text(json.dumps(usage.ru_utime + usage.ru_stime), encoding="utf-8")
         return None
 
     def results(self, run: Run) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Comparison:
                 results["cpu_s"] = json.loads((folder / CPU).read_text())
         return results
 
-    def cut(self, data_dir: Path | None) -> Path | None:
+    def cut_data(self, data_dir: Path | None) -> Path | None:
         """Return a data folder whose files are the first lines of the real ones, if there is one.
 
         Raises:
@@ -176,21 +176,21 @@ def _file_name(row: str) -> str:
 # ------------------------------------------------------------------------------------- showing
 
 
-def error(results: Sequence[Results], split: str, seeds: int = 0) -> str:
+def error_cell(results: Sequence[Results], split: str, seeds: int = 0) -> str:
     """Return mean ± sample deviation of the error rate; say what failed and what is missing.
 
     A failed run is one that learnt next to nothing. It counts, and is marked.
     """
     if not results:
         return "no run finished"
-    shown = spread([float(result["measures"][split]["error_rate"]) for result in results])
+    shown = mean_std([float(result["measures"][split]["error_rate"]) for result in results])
     failed = sum(result.get("failed") is not None for result in results)
     if failed:
         shown += f" {FAILED_MARK} {failed} of {len(results)} failed"
     return shown if len(results) >= seeds else f"{shown} ({len(results)} of {seeds} runs)"
 
 
-def spread(values: Sequence[float], sign: str = "") -> str:
+def mean_std(values: Sequence[float], sign: str = "") -> str:
     """Return mean ± sample deviation."""
     deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{sign}.1f}{deviation}"
@@ -201,19 +201,19 @@ def forgetting(results: Sequence[Results]) -> str:
     for name in ("token_perplexity", "masked_token_perplexity"):
         columns = [mean_of(f"forgetting.{when}.{name}", "{:.1f}") for when in ("before", "after")]
         means = [column(results) for column in columns]
-        if NONE not in means:
+        if UNKNOWN not in means:
             return " → ".join(means)
-    return NONE
+    return UNKNOWN
 
 
-def own_measure(results: Sequence[Results]) -> str:
+def pretraining_measure(results: Sequence[Results]) -> str:
     """Return the mean of what a kind of pretraining is measured by."""
     names = ("token_perplexity", "masked_token_perplexity", "detect_excess", "restored_perplexity")
     for name in names:
         mean = mean_of(f"measures.validation.{name}", "{:.3g}")(results)
-        if mean != NONE:
+        if mean != UNKNOWN:
             return f"{name} {mean}"
-    return NONE
+    return UNKNOWN
 
 
 def mean_of(path: str, form: str | Callable[[float], str]) -> Callable[[Sequence[Results]], str]:
@@ -222,7 +222,7 @@ def mean_of(path: str, form: str | Callable[[float], str]) -> Callable[[Sequence
 
     def column(results: Sequence[Results]) -> str:
         known = [value for one in results if (value := value_at(one, path)) is not None]
-        return show(statistics.mean(known)) if known else NONE
+        return show(statistics.mean(known)) if known else UNKNOWN
 
     return column
 
@@ -232,8 +232,7 @@ def value_at(results: Results, path: str) -> float | None:
     value: Any = results
     for key in path.split("."):
         value = value.get(key) if value else None
-    number: float | None = value
-    return number
+    return value
 
 
 COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
@@ -250,7 +249,7 @@ COLUMNS: dict[str, Callable[[Sequence[Results]], str]] = {
     "steps": mean_of("seen.steps", "{:.0f}"),
     "tokens": mean_of("cost.tokens", lambda mean: f"{mean / 1e6:.2f}M"),
     "TFLOP": mean_of("cost.flops", lambda mean: f"{mean / 1e12:.2f}"),
-    "own measure": own_measure,
+    "own measure": pretraining_measure,
 }
 """What a table can show of the finished runs of a row, besides errors."""
 
@@ -264,16 +263,16 @@ def table(
         cells = [name]
         for column in columns:
             if column.endswith(" error, %"):
-                cells.append(error(results, column.split()[0], seeds))
+                cells.append(error_cell(results, column.split()[0], seeds))
             elif column.startswith("over "):
-                cells.append("" if name == reference else over(results, base))
+                cells.append("" if name == reference else difference(results, base))
             else:
                 cells.append(COLUMNS[column](results))
         rows.append(cells)
     return markdown(["", *columns], rows)
 
 
-def over(results: Sequence[Results], reference: Sequence[Results]) -> str:
+def difference(results: Sequence[Results], reference: Sequence[Results]) -> str:
     """Return how far a row is above the reference: errors seed by seed, or the mean of losses."""
     if not results or not reference:
         return ""
@@ -281,7 +280,7 @@ def over(results: Sequence[Results], reference: Sequence[Results]) -> str:
         # Those that share a seed have the same labels.
         pairs = zip(results, reference, strict=True) if len(results) == len(reference) else ()
         errors = [[one["measures"]["test"]["error_rate"] for one in pair] for pair in pairs]
-        return spread([ours - base for ours, base in errors], "+") if errors else ""
+        return mean_std([ours - base for ours, base in errors], "+") if errors else ""
     loss, base = (
         statistics.mean(result["measures"]["validation"]["loss"] for result in of)
         for of in (results, reference)
@@ -298,36 +297,36 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # ---------------------------------------------------------------------------- one kind of run
 
 
-def runs_of(
+def grid_runs(
     comparison: Comparison, rows: Sequence[str], seeds: Sequence[int], rates: Sequence[float] = ()
 ) -> dict[str, list[Run]]:
     """Return the runs of each table of a grid."""
     grid, tables = comparison.grid, dict[str, list[Run]]()
-    for title, of_table in grid.get("tables", {"": []}).items():
+    for title, table_words in grid.get("tables", {"": []}).items():
         runs = []
         for row in rows:
-            of_setting = grid["rows"][row]
-            of_setting = of_setting[title] if isinstance(of_setting, dict) else of_setting
-            words = comparison.words([*grid["words"], *of_table, *of_setting])
-            named = [(f"{row} lr={rate:g}", [f"optimizer.lr={rate:g}"]) for rate in rates]
-            for name, more in named or [(row, [])]:
+            row_words = grid["rows"][row]
+            row_words = row_words[title] if isinstance(row_words, dict) else row_words
+            words = comparison.words([*grid["words"], *table_words, *row_words])
+            settings = [(f"{row} lr={rate:g}", [f"optimizer.lr={rate:g}"]) for rate in rates]
+            for name, more in settings or [(row, [])]:
                 runs += [comparison.run(name, _file_name(title), n, [*words, *more]) for n in seeds]
         tables[title] = runs
     return tables
 
 
-def compare(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
+def compare(comparison: Comparison, args: argparse.Namespace) -> Iterator[str]:
     """Run what is missing and print a table for each of the grid's; yield what went wrong."""
-    tables = runs_of(comparison, asked.rows, asked.seeds, asked.rates)
-    yield from comparison.perform(run for runs in tables.values() for run in runs)
-    columns = ["validation error, %", "seconds"] if asked.rates else comparison.grid["columns"]
+    tables = grid_runs(comparison, args.rows, args.seeds, args.rates)
+    yield from comparison.run_missing(run for runs in tables.values() for run in runs)
+    columns = ["validation error, %", "seconds"] if args.rates else comparison.grid["columns"]
     for title, runs in tables.items():
         by_row: dict[str, list[Results]] = {run.row: [] for run in runs}
         for run in runs:
             by_row[run.row] += [results] if (results := comparison.results(run)) else []
         reference = comparison.grid.get("reference", "")
-        shown = table(by_row, columns, len(asked.seeds), reference)
-        print(f"\n### {title or 'All'}, seeds {', '.join(map(str, asked.seeds))}\n\n{shown}")
+        shown = table(by_row, columns, len(args.seeds), reference)
+        print(f"\n### {title or 'All'}, seeds {', '.join(map(str, args.seeds))}\n\n{shown}")
         if FAILED_MARK in shown:
             print(f"\n{FAILED_MARK} learnt next to nothing (results.json: failed); counted as well")
 
@@ -359,7 +358,7 @@ class Chain:
         Raises:
             RuntimeError: Nothing came of a run.
         """
-        if reasons := self.comparison.perform(runs):
+        if reasons := self.comparison.run_missing(runs):
             raise RuntimeError(reasons[0])
 
     def value(self, run: Run, path: str) -> float:
@@ -369,7 +368,7 @@ class Chain:
             raise RuntimeError(f"{run.folder}: has no {path}")
         return value
 
-    def of_equal_flops(self, rows: Sequence[str], steps: int) -> dict[str, list[Run]]:
+    def equal_flops_runs(self, rows: Sequence[str], steps: int) -> dict[str, list[Run]]:
         """Return the runs that take the operations of `steps` of the reference."""
         taken = {}
         for row in rows:
@@ -378,9 +377,9 @@ class Chain:
             )
             taken[row] = short - first
         base = taken[self.comparison.grid["reference"]]
-        return self._runs({row: round(steps * base / taken[row]) for row in rows})
+        return self._runs_of_seeds({row: round(steps * base / taken[row]) for row in rows})
 
-    def of_equal_time(
+    def equal_time_runs(
         self, by_row: Mapping[str, Sequence[Run]], steps: int
     ) -> dict[str, list[Run]]:
         """Return the runs that take the CPU time of the reference, given those of equal flops."""
@@ -392,12 +391,12 @@ class Chain:
             per_step[row] = (long - short) / (done[row] - SHORT)
         base = per_step[self.comparison.grid["reference"]]
         wanted = {row: steps * base / per_step[row] for row in by_row}
-        return self._runs({
+        return self._runs_of_seeds({
             row: done[row] if abs(number / done[row] - 1) <= SAME else round(number)
             for row, number in wanted.items()
         })  # fmt: skip
 
-    def _runs(self, steps: Mapping[str, int]) -> dict[str, list[Run]]:
+    def _runs_of_seeds(self, steps: Mapping[str, int]) -> dict[str, list[Run]]:
         return {
             row: [self.pretraining(row, number, seed) for seed in self.seeds]
             for row, number in steps.items()
@@ -461,30 +460,30 @@ class Chain:
             }
             for name, values in errors.items():
                 # Seed by seed: those that share one have the same labels.
-                over = [one - base for one, base in zip(values, errors[reference], strict=True)]
-                shown = "" if name == reference else spread(over)
-                cells[name] += [spread(values), shown, f"{best[name][0]:g}"]
+                gaps = [one - base for one, base in zip(values, errors[reference], strict=True)]
+                shown = "" if name == reference else mean_std(gaps)
+                cells[name] += [mean_std(values), shown, f"{best[name][0]:g}"]
         return markdown(head, [[name, *values] for name, values in cells.items()])
 
 
-def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
+def run_chain(comparison: Comparison, args: argparse.Namespace) -> Iterator[str]:
     """Pretrain at equal cost, fine-tune, and print the table; yield what went wrong."""
-    made = Chain(comparison, asked.seeds)
+    chain = Chain(comparison, args.seeds)
     reference = comparison.grid["reference"]
-    rows = list(dict.fromkeys((reference, *asked.rows)))
-    steps = int({**comparison.grid["with"], **comparison.given}["steps"])
+    rows = list(dict.fromkeys((reference, *args.rows)))
+    steps = int({**comparison.grid["with"], **comparison.placeholders}["steps"])
     try:
         # Alone, since it makes the tokenizer and encodes the text for the others.
-        made.train([made.pretraining(reference, FIRST)])
+        chain.train([chain.pretraining(reference, FIRST)])
         # The time of the short ones counts, so nothing is left to encode for them.
         for number in (FIRST, SHORT):
-            made.train(made.pretraining(row, number) for row in rows)
-        by_row = made.of_equal_flops(rows, steps)
-        made.train(run for runs in by_row.values() for run in runs)
-        if asked.equal == "time":
-            by_row = made.of_equal_time(by_row, steps)
-            made.train(run for runs in by_row.values() for run in runs)
-        print(f"\n### At equal {asked.equal}\n\n{made.table(by_row)}")
+            chain.train(chain.pretraining(row, number) for row in rows)
+        by_row = chain.equal_flops_runs(rows, steps)
+        chain.train(run for runs in by_row.values() for run in runs)
+        if args.equal == "time":
+            by_row = chain.equal_time_runs(by_row, steps)
+            chain.train(run for runs in by_row.values() for run in runs)
+        print(f"\n### At equal {args.equal}\n\n{chain.table(by_row)}")
     except RuntimeError as error:
         yield str(error)
 
@@ -492,7 +491,7 @@ def chain(comparison: Comparison, asked: argparse.Namespace) -> Iterator[str]:
 # -------------------------------------------------------------------------------- command line
 
 
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -500,23 +499,28 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("grid", help="one of scripts/grids, or a file")
     parser.add_argument("out", type=whole_path, help="folder for the run directories")
     parser.add_argument("--data-dir", type=whole_path, help="where data sets lie")
-    parser.add_argument("--with", nargs="+", default=[], dest="given", metavar="KEY=VALUE")
+    parser.add_argument("--with", nargs="+", default=[], dest="placeholders", metavar="KEY=VALUE")
     parser.add_argument("--rows", nargs="+", help="of the grid; by default all")
     parser.add_argument("--seeds", type=int, nargs="+", help="by default those of the grid")
     parser.add_argument("--rates", type=float, nargs="+", default=[], help="to choose among")
     parser.add_argument("--equal", choices=("flops", "time"), default="flops")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    asked = parser.parse_args(words)
-    file = GRIDS / f"{asked.grid}.yaml"
-    asked.grid = yaml.safe_load((file if file.exists() else Path(asked.grid)).read_text("utf-8"))
-    asked.given = dict(word.split("=", 1) for word in asked.given)
-    asked.rows = asked.rows or list(asked.grid["rows"])
-    asked.seeds = asked.seeds or asked.grid["seeds"]
-    if unknown := [row for row in asked.rows if row not in asked.grid["rows"]]:
-        parser.error(f"no row is called {unknown[0]!r}; there are {', '.join(asked.grid['rows'])}")
-    if missing := [key for key in asked.grid.get("needs", ()) if key not in asked.given]:
+    args = parser.parse_args(words)
+    file = GRIDS / f"{args.grid}.yaml"
+    file = file if file.exists() else Path(args.grid)
+    if not file.is_file():
+        parser.error(f"{args.grid} is neither a grid of {GRIDS} nor a file")
+    args.grid = yaml.safe_load(file.read_text("utf-8"))
+    if broken := [word for word in args.placeholders if "=" not in word]:
+        parser.error(f"--with {broken[0]}: type it as KEY=VALUE")
+    args.placeholders = dict(word.split("=", 1) for word in args.placeholders)
+    args.rows = args.rows or list(args.grid["rows"])
+    args.seeds = args.seeds or args.grid["seeds"]
+    if unknown := [row for row in args.rows if row not in args.grid["rows"]]:
+        parser.error(f"no row is called {unknown[0]!r}; there are {', '.join(args.grid['rows'])}")
+    if missing := [key for key in args.grid.get("needs", ()) if key not in args.placeholders]:
         parser.error(f"--with {missing[0]}=... is missing")
-    return asked
+    return args
 
 
 def whole_path(word: str) -> Path:
@@ -526,14 +530,14 @@ def whole_path(word: str) -> Path:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run what is missing and print the tables; return 1 where a run came to nothing."""
-    asked = arguments(words)
-    given = {**asked.given, **({"data": asked.data_dir} if asked.data_dir else {})}
-    for key in {"start", "forgetting", "text"} & given.keys():
-        given[key] = whole_path(given[key])
-    comparison = Comparison(asked.grid, asked.out, given, asked.jobs)
-    if cut := comparison.cut(asked.data_dir):
-        comparison = replace(comparison, given={**given, "cut": cut})
-    broken = list((chain if "then" in asked.grid else compare)(comparison, asked))
+    args = parse_arguments(words)
+    placeholders = {**args.placeholders, **({"data": args.data_dir} if args.data_dir else {})}
+    for key in {"start", "forgetting", "text"} & placeholders.keys():
+        placeholders[key] = whole_path(placeholders[key])
+    comparison = Comparison(args.grid, args.out, placeholders, args.jobs)
+    if cut := comparison.cut_data(args.data_dir):
+        comparison = replace(comparison, placeholders={**placeholders, "cut": cut})
+    broken = list((run_chain if "then" in args.grid else compare)(comparison, args))
     for reason in broken:
         print(f"nothing came of {reason}", file=sys.stderr)
     return 1 if broken else 0

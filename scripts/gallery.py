@@ -37,24 +37,24 @@ def run_commands(folder: Path) -> None:
     text = (PROJECT / "docs" / "gallery.md").read_text(encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     for words in map(shlex.split, re.findall(r"^\$ transfer (.+)$", text, re.MULTILINE)):
-        typed = [sys.executable, "-m", "transfer_cli", *words]
-        subprocess.run(typed, cwd=folder, env=environment, check=True)
+        command = [sys.executable, "-m", "transfer_cli", *words]
+        subprocess.run(command, cwd=folder, env=environment, check=True)
 
 
-def take(page: Page, name: str) -> None:
+def take_picture(page: Page, name: str) -> None:
     """Write what a page shows, in 64 colours, which keeps it small."""
     file = PICTURES / f"{name}.png"
     page.screenshot(path=file)
     Image.open(file).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
-def take_all(folder: Path, page: Page) -> None:
+def take_pictures(folder: Path, page: Page) -> None:
     """Take the pictures of pages, then that of TensorBoard."""
     for name, (file, place) in PLACES.items():
         page.goto(f"file://{folder / file}")
         page.locator(place).first.evaluate("element => element.scrollIntoView()")
         page.wait_for_timeout(500)
-        take(page, name)
+        take_picture(page, name)
     words = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs/schemes", "--port", PORT]
     with subprocess.Popen(words, cwd=folder) as board:
         try:
@@ -64,7 +64,7 @@ def take_all(folder: Path, page: Page) -> None:
             page.locator("metrics-tag-filter input").fill("^(validation|train)/loss")
             page.keyboard.press("Escape")  # its proposals
             page.wait_for_timeout(15_000)
-            take(page, "tensorboard")
+            take_picture(page, "tensorboard")
         finally:
             board.terminate()
 
@@ -75,9 +75,9 @@ def main() -> None:
     folder.mkdir(parents=True)
     PICTURES.mkdir(exist_ok=True)
     run_commands(folder)
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"))
-        take_all(folder, browser.new_page(viewport=VIEW, reduced_motion="reduce"))
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"))
+        take_pictures(folder, browser.new_page(viewport=VIEW, reduced_motion="reduce"))
         browser.close()
 
 

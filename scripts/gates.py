@@ -26,11 +26,11 @@ CLOSURES = (
 
 def gates() -> dict[str, int]:
     """Return each number by its name."""
-    modules = {name_of(path): path for path in PACKAGE.rglob("*.py")}
-    sizes = {name: lines_of(path) for name, path in modules.items()}
+    modules = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+    sizes = {name: count_lines(path) for name, path in modules.items()}
     numbers = {"lines of the package": sum(sizes.values()), "files of the package": len(sizes)}
     for start in CLOSURES:
-        closure = closure_of(start)
+        closure = import_closure(start)
         numbers[f"modules to read for {start}"] = len(closure)
         numbers[f"lines to read for {start}"] = sum(sizes[name] for name in closure)
     tests = [path for path in (PROJECT / "tests").rglob("*.py") if "long" not in path.parts]
@@ -39,28 +39,28 @@ def gates() -> dict[str, int]:
     example = PROJECT / "docs" / "example" / "mylab" / "tagging.py"
     return {
         **numbers,
-        "circles of imports": len(circles()),
-        "signatures with a config": sum(map(config_signatures, modules.values())),
-        "lines of the example's tagger": lines_of(example),
-        "lines of tests": sum(map(lines_of, tests)),
-        "lines of scripts": sum(map(lines_of, scripts)),
-        "lines of documentation": sum(map(lines_of, [*pages, PROJECT / "README.md"])),
+        "circles of imports": len(import_cycles()),
+        "signatures with a config": sum(map(count_config_signatures, modules.values())),
+        "lines of the example's tagger": count_lines(example),
+        "lines of tests": sum(map(count_lines, tests)),
+        "lines of scripts": sum(map(count_lines, scripts)),
+        "lines of documentation": sum(map(count_lines, [*pages, PROJECT / "README.md"])),
     }
 
 
-def lines_of(path: Path) -> int:
+def count_lines(path: Path) -> int:
     """Return how many lines a file has."""
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def name_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     """Return a module's name inside the package; that of a folder for its `__init__`."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
+def syntax_tree(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -70,19 +70,19 @@ def imports_of(name: str) -> frozenset[str]:
     """Return the modules of ours that one imports, wherever in its file, for types too."""
     file = PACKAGE.joinpath(*name.split("."))
     file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-    return frozenset(_imported(parsed(file))) - {name}
+    return frozenset(_imported(syntax_tree(file))) - {name}
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(source), names=names):
-                wanted = [f"{source}.{alias.name}" for alias in names]
+                imported = [f"{source}.{alias.name}" for alias in names]
             case ast.Import(names=names):
-                wanted = [alias.name for alias in names]
+                imported = [alias.name for alias in names]
             case _:
                 continue
-        for full in wanted:
+        for full in imported:
             parts = full.split(".")
             if parts[0] == PACKAGE.name:
                 yield from _module(parts[1:])
@@ -97,7 +97,7 @@ def _module(parts: list[str]) -> Iterator[str]:
             return
 
 
-def closure_of(start: str) -> set[str]:
+def import_closure(start: str) -> set[str]:
     """Return what is imported from a module on, itself included."""
     reached, waiting = set(), [start]
     while waiting:
@@ -108,9 +108,9 @@ def closure_of(start: str) -> set[str]:
     return reached
 
 
-def circles() -> list[list[str]]:
+def import_cycles() -> list[list[str]]:
     """Return the groups of modules that import one another, those inside a folder too."""
-    closures = {name_of(path): closure_of(name_of(path)) for path in PACKAGE.rglob("*.py")}
+    closures = {name: import_closure(name) for name in map(module_name, PACKAGE.rglob("*.py"))}
     groups = {
         tuple(sorted(other for other in closure if name in closures[other]))
         for name, closure in closures.items()
@@ -118,11 +118,11 @@ def circles() -> list[list[str]]:
     return sorted(list(group) for group in groups if len(group) > 1)
 
 
-def config_signatures(path: Path) -> int:
+def count_config_signatures(path: Path) -> int:
     """Return how many functions of a file take or give a `DictConfig`."""
     functions = (
         node
-        for node in ast.walk(parsed(path))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     return sum(
@@ -134,5 +134,5 @@ def config_signatures(path: Path) -> int:
 if __name__ == "__main__":
     for name, number in gates().items():
         print(f"{number:7,}  {name}")
-    for circle in circles():
+    for circle in import_cycles():
         print("circle:", " ".join(circle))

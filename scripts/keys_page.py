@@ -25,45 +25,45 @@ with the values that hold now. An option without a value here has that of the op
 
 def page() -> str:
     """Return the page."""
-    return "\n".join([HEAD, *_always(), *_with_options()])
+    return "\n".join([HEAD, *_command_keys(), *_option_keys()])
 
 
-def _always() -> Iterator[str]:
+def _command_keys() -> Iterator[str]:
     """Yield the keys that commands declare themselves, a section of the config at a time."""
     commands = defaultdict(list)
     for name in (name for name, command in ALL.items() if command.composes):
         meanings = key_help(name)
-        for key, each in declared_keys(name).items():
+        for key, declared in declared_keys(name).items():
             if meanings.get(key):
-                row = key, _value(each.value), meanings[key]
+                row = key, _value(declared.value), meanings[key]
                 commands[row].append(name)
     # Those of a command come first.
     rows = sorted(commands, key=lambda row: (row[0].rpartition(".")[0], row))
-    for section, found in groupby(rows, lambda row: row[0].rpartition(".")[0]):
+    for section, section_rows in groupby(rows, lambda row: row[0].rpartition(".")[0]):
         yield f"## {f'`{section}`' if section else 'Of a command'}\n"
         yield "| key | by default | what it is | of |\n|---|---|---|---|"
-        for key, value, text in found:
+        for key, value, text in section_rows:
             of = ", ".join(commands[key, value, text])
-            yield _row(f"`{TYPED_KEYS.get(key, key)}`", value, text, of)
+            yield _table_row(f"`{TYPED_KEYS.get(key, key)}`", value, text, of)
         yield ""
 
 
-def _with_options() -> Iterator[str]:
+def _option_keys() -> Iterator[str]:
     """Yield the keys that come with an option, a group at a time."""
-    for group, found in groupby(options(), lambda option: option.group):
+    for group, members in groupby(options(), lambda option: option.group):
         if group.partition("/")[0] in ("experiment", "sweep", "hydra"):
             continue
         yield f"## With `{group}=`\n"
         values, texts = defaultdict(dict), {}
-        for option in found:
-            yield f"- `{option.name}`: {_text(option.line)}"
+        for option in members:
+            yield f"- `{option.name}`: {_escaped(option.line)}"
             for key in option.typed_keys():
                 values[key.name][option.name] = _value(key.value)
                 texts[key.name] = texts.get(key.name) or key.line
         if values:
             yield "\n| key | by default | what it is |\n|---|---|---|"
         for key, of in values.items():
-            yield _row(f"`{key}`", _values(of), texts[key])
+            yield _table_row(f"`{key}`", _values(of), texts[key])
         yield ""
 
 
@@ -84,11 +84,11 @@ def _values(of: dict[str, str]) -> str:
     return ", ".join(f"{option} {value}" for option, value in of.items())
 
 
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(_text(cell) for cell in cells)} |"
+def _table_row(*cells: str) -> str:
+    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
 
 
-def _text(cell: str) -> str:
+def _escaped(cell: str) -> str:
     return cell.replace("|", "\\|")
 
 

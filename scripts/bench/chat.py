@@ -20,11 +20,11 @@ from measuring import Gate, Goal, Report, Variant
 
 BATCH, RATE, RANK, CLIP = 16, 1e-3, 8, 1.0
 PEER, OURS = "transformers and peft", "transfer finetune"
-NOISE = 0.05
+MAX_LOSS_DIFFERENCE = 0.05
 """How far the mean losses of two runs may lie apart, in nats, whose updates are drawn anew."""
 
 
-def ours(arrive: Gate, words: Sequence[str], batches: str, steps: int) -> None:
+def run_ours(arrive: Gate, words: Sequence[str], batches: str, steps: int) -> None:
     """Take steps of `transfer finetune WORDS`; write their batches for the peer before."""
     import torch
 
@@ -35,10 +35,10 @@ def ours(arrive: Gate, words: Sequence[str], batches: str, steps: int) -> None:
             arrive.note(loss=float(step(number).total))
         arrive()
 
-    product.in_place_of_engine(words, body, "finetune")
+    product.replace_engine(words, body, "finetune")
 
 
-def peer(arrive: Gate, model: str, batches: str) -> None:
+def run_peer(arrive: Gate, model: str, batches: str) -> None:
     """Take the same steps by a plain loop around a model of peft."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -67,35 +67,34 @@ def peer(arrive: Gate, model: str, batches: str) -> None:
     arrive()
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Let both take turns, a step each."""
-    steps, batches = asked.rounds + 1, str(folder / "batches.pt")
+    steps, batches = args.rounds + 1, str(folder / "batches.pt")
     words = [
-        f"init_from={asked.model}", "data=sample_chat", "objective=sft", "adaptation=lora",
+        f"init_from={args.model}", "data=sample_chat", "objective=sft", "adaptation=lora",
         f"adaptation.edits.lora.rank={RANK}", f"adaptation.edits.lora.alpha={2 * RANK}",
         "adaptation.edits.lora.dropout=0", f"optimizer.lr={RATE}", "schedule=constant",
         f"loop.clip={CLIP}", f"loop.batch={BATCH}", f"run.root={folder / 'runs'}",
-        *product.UNDISTURBED,
+        *product.ENDLESS_ON_CPU,
     ]  # fmt: skip
     options = {"words": words, "batches": batches, "steps": steps + 1}
-    theirs = {"model": str(asked.model), "batches": batches}
+    peer_options = {"model": str(args.model), "batches": batches}
     variants = [
-        Variant(OURS, "chat", "ours", options),
-        Variant(PEER, "chat", "peer", theirs, python=asked.peers),
+        Variant(OURS, "chat", "run_ours", options),
+        Variant(PEER, "chat", "run_peer", peer_options, python=args.peers),
     ]
-    one, other = figures = measuring.take_turns(
-        variants, rounds=steps, unmeasured=0, threads=asked.threads
+    ours, peer = figures = measuring.take_turns(
+        variants, rounds=steps, unmeasured=0, threads=args.threads
     )
     losses = [[turn.notes["loss"] for turn in figure.samples] for figure in figures]
-    apart = abs(statistics.fmean(losses[0]) - statistics.fmean(losses[1]))
-    memory = one.peak_mib / other.peak_mib
+    difference = abs(statistics.fmean(losses[0]) - statistics.fmean(losses[1]))
     goals = [
-        Goal("time of a step over the peer's", measuring.ratio(one, other), 0.8),
-        Goal("peak memory over the peer's", memory, 0.8),
-        Goal("mean losses apart, in nats", apart, NOISE),
+        Goal("time of a step over the peer's", measuring.ratio(ours, peer), 0.8),
+        Goal("peak memory over the peer's", measuring.ratio(ours, peer, "peak_mib"), 0.8),
+        Goal("mean losses apart, in nats", difference, MAX_LOSS_DIFFERENCE),
     ]
-    curves = [f"{each.name}: {' '.join(f'{x:.3f}' for x in loss)}"
-              for each, loss in zip(figures, losses, strict=True)]  # fmt: skip
+    curves = [f"{figure.name}: {' '.join(f'{x:.3f}' for x in loss)}"
+              for figure, loss in zip(figures, losses, strict=True)]  # fmt: skip
     yield Report(f"LoRA on conversations, {steps} steps of {BATCH}", figures, goals, notes=curves)
 
 

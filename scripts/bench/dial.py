@@ -23,22 +23,22 @@ NEVER = "1000000 steps"
 KEYS = {"rate": "optimizer.lr={}", "decay": "optimizer.weight_decay={}", "tokens": "loop.tokens={}"}
 
 
-def words_of(setting: dict[str, Any], length: int) -> list[str]:
+def run_words(setting: dict[str, Any], length: int) -> list[str]:
     """Return what is typed of a run."""
-    words = [pattern.format(setting[name]) for name, pattern in KEYS.items() if setting[name]]
+    words = [form.format(setting[name]) for name, form in KEYS.items() if setting[name] is not None]
     if setting["batch"]:
         words.append(f"loop.batch={int(setting['batch']) // length}")
     return [f"model.depth={setting['depth']}", f"seed={setting['seed']}", *words]
 
 
-def trained(words: Sequence[str]) -> dict[str, Any]:
+def train_run(words: Sequence[str]) -> dict[str, Any]:
     """Train a run; return what it came to."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "transfer_cli", "pretrain", *words, f"run.dir={run}"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            return {"failed": ended.stderr.strip().splitlines()[-1]}
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            return {"failed": process.stderr.strip().splitlines()[-1]}
         results = json.loads((run / "results.json").read_text())
         timing = json.loads((run / "timing.json").read_text())
     scores = results["measures"]["validation"]
@@ -65,30 +65,30 @@ def main() -> None:
     for name, default in {"tokens": ["4e5"], "rates": [None], "batches": [None],
                           "decays": [None], "seeds": ["0"]}.items():  # fmt: skip
         parser.add_argument(f"--{name}", nargs="+", type=float, default=default)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     names = ("depth", "tokens", "rate", "batch", "decay", "seed")
-    lists = (asked.depths, asked.tokens, asked.rates, asked.batches, asked.decays, asked.seeds)
-    done = [json.loads(line) for line in asked.out.read_text().splitlines()] if (
-        asked.out.exists()
+    lists = (args.depths, args.tokens, args.rates, args.batches, args.decays, args.seeds)
+    done = [json.loads(line) for line in args.out.read_text().splitlines()] if (
+        args.out.exists()
     ) else []  # fmt: skip
     shared = [
-        "data=text", f"data.train={asked.train}", f"data.validation={asked.validation}",
+        "data=text", f"data.train={args.train}", f"data.validation={args.validation}",
         f"loop.evaluate_every={NEVER}", f"checkpoint.every={NEVER}", "logger=null", "device=cpu",
-        "model=dial", *asked.more,
+        "model=dial", *args.more,
     ]  # fmt: skip
     for values in itertools.product(*lists):
-        setting = dict(zip(names, map(as_plain, values), strict=True))
-        setting |= {"corpus": asked.corpus or Path(asked.train).stem, "with": asked.more}
+        setting = dict(zip(names, map(as_number, values), strict=True))
+        setting |= {"corpus": args.corpus or Path(args.train).stem, "with": args.more}
         if any(line.items() >= setting.items() for line in done):
             continue
         began = time.strftime("%H:%M:%S")
-        line = setting | trained([*shared, *words_of(setting, asked.length)])
-        with asked.out.open("a") as file:
+        line = setting | train_run([*shared, *run_words(setting, args.length)])
+        with args.out.open("a") as file:
             file.write(json.dumps(line | {"began": began}) + "\n")
         print(line, flush=True)
 
 
-def as_plain(value: str | float | None) -> float | int | None:
+def as_number(value: str | float | None) -> float | int | None:
     """Return a whole number as one."""
     number = None if value is None else float(value)
     return int(number) if number is not None and number.is_integer() else number

@@ -29,29 +29,29 @@ from pathlib import Path
 
 import measuring
 import product
-from measuring import Command, Goal, Report, compare
+from measuring import Command, Goal, Report, ratio_goal
 
 MB = 10**6
 RECIPES = {"WordPiece": "wordpiece", "byte-level BPE": "bpe"}
-LIBRARY = ("encode_batch_fast", "encode_batch")
+LIBRARY_FUNCTIONS = ("encode_batch_fast", "encode_batch")
 
-SIZES = (1, 4)
+MULTIPLES = (1, 4)
 """Corpora whose memory is measured, in multiples of `--megabytes`."""
 
-_LIBRARY = """
+_LIBRARY_SCRIPT = """
 import sys
 import tokenizers
-function, tokenizer, *files = sys.argv[1:]
-made = tokenizers.Tokenizer.from_file(tokenizer)
-made.encode_special_tokens = True
-encode = getattr(made, function)
+function, path, *files = sys.argv[1:]
+tokenizer = tokenizers.Tokenizer.from_file(path)
+tokenizer.encode_special_tokens = True
+encode = getattr(tokenizer, function)
 for file in files:
     with open(file, encoding="utf-8") as text:
         while lines := text.readlines(1_000_000):
             encode([line[:-1] for line in lines], add_special_tokens=False)
 """
 
-_PLACES = ("enwiki-2015/train.txt.xz", "wikitext-2/train.txt", "wikitext-2/wiki.train.tokens")
+_TEXT_FILES = ("enwiki-2015/train.txt.xz", "wikitext-2/train.txt", "wikitext-2/wiki.train.tokens")
 
 
 def write_text(path: Path, megabytes: float, source: Path) -> None:
@@ -82,14 +82,14 @@ def write_files(folder: Path, megabytes: float, files: int, source: Path) -> lis
     return paths
 
 
-def make_tokenizer(name: str, text: Path, path: Path, asked: argparse.Namespace) -> None:
+def make_tokenizer(name: str, text: Path, path: Path, args: argparse.Namespace) -> None:
     """Make a tokenizer of a text file, in a process of its own."""
-    words = [RECIPES[name], 1000 if asked.quick else 28_996, text, path]
-    command = [sys.executable, "-c", measuring.calling("encoding", "make"), *map(str, words)]
-    measuring.once(Command(f"making {name}", command), threads=asked.threads)
+    words = [RECIPES[name], 1000 if args.quick else 28_996, text, path]
+    command = [sys.executable, "-c", measuring.call_code("encoding", "train"), *map(str, words)]
+    measuring.run_once(Command(f"making {name}", command), threads=args.threads)
 
 
-def make(recipe: str, size: str, text: str, path: str) -> None:
+def train(recipe: str, size: str, text: str, path: str) -> None:
     """Make a tokenizer by one of our recipes."""
     from transfer_cli.data.text import whole_text
     from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
@@ -113,59 +113,59 @@ def read_blocks(tokenizer: str, cache: str, files: str) -> None:
         blocks.batch(order[begin : begin + 32])
 
 
-def command_on(folder: Path, tokenizer: Path, asked: argparse.Namespace) -> Command:
+def prepare_command(folder: Path, tokenizer: Path, args: argparse.Namespace) -> Command:
     """Return `transfer prepare` of the files in a folder, with an empty cache."""
     words = [
         "prepare", "data=text", f'data.train="{folder / "corpus"}"',
-        f'data.validation="{folder / "validation.txt"}"', f"data.workers={asked.threads}",
+        f'data.validation="{folder / "validation.txt"}"', f"data.workers={args.threads}",
         "tokenizer=file", f'tokenizer.path="{tokenizer}"',
     ]  # fmt: skip
     env = {
         "TRANSFER_CACHE": str(folder / "cache"), "TRANSFER_DATA": str(folder),
-        "RAYON_NUM_THREADS": str(asked.threads), "TOKENIZERS_PARALLELISM": "true",
+        "RAYON_NUM_THREADS": str(args.threads), "TOKENIZERS_PARALLELISM": "true",
     }  # fmt: skip
     clear = partial(shutil.rmtree, folder / "cache", ignore_errors=True)
-    name = f"transfer prepare, {asked.threads} processes"
-    return Command(name, measuring.transfer(*words), env, clear)
+    name = f"transfer prepare, {args.threads} processes"
+    return Command(name, measuring.transfer_command(*words), env, clear)
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure speed, once for each kind of tokenizer, and memory, or one of the two."""
-    places = (asked.data_dir / place for place in _PLACES)
+    places = (args.data_dir / place for place in _TEXT_FILES)
     source = next(filter(Path.is_file, places), None)
     if source is None:
         source = product.make_material(folder, 28_996, 1_000_000).folder / "text.txt"
-    megabytes, count = (0.4, 4) if asked.quick else (64.0, 8)
-    corpus = asked.megabytes or megabytes, asked.files or count
+    megabytes, count = (0.4, 4) if args.quick else (64.0, 8)
+    corpus = args.megabytes or megabytes, args.files or count
     write_text(folder / "validation.txt", 0.01, source)
-    if asked.only != "memory":
+    if args.only != "memory":
         files = write_files(folder, *corpus, source)
-        yield from (speed(asked, folder, name, files) for name in RECIPES)
-    if asked.only != "speed":
-        yield memory(asked, folder, source, *corpus)
+        yield from (speed(args, folder, name, files) for name in RECIPES)
+    if args.only != "speed":
+        yield memory(args, folder, source, *corpus)
 
 
-def speed(asked: argparse.Namespace, folder: Path, name: str, files: Sequence[Path]) -> Report:
+def speed(args: argparse.Namespace, folder: Path, name: str, files: Sequence[Path]) -> Report:
     """Compare with the library, for one kind of tokenizer."""
     tokenizer = folder / f"{RECIPES[name]}.json"
-    make_tokenizer(name, files[0], tokenizer, asked)
-    commands = [command_on(folder, tokenizer, asked)]
-    for function in LIBRARY:
-        words = [sys.executable, "-c", _LIBRARY, function, str(tokenizer), *map(str, files)]
+    make_tokenizer(name, files[0], tokenizer, args)
+    commands = [prepare_command(folder, tokenizer, args)]
+    for function in LIBRARY_FUNCTIONS:
+        words = [sys.executable, "-c", _LIBRARY_SCRIPT, function, str(tokenizer), *map(str, files)]
         commands.append(Command(f"tokenizers, {function}", words, commands[0].env))
-    figures = measuring.commands_in_turns(
-        commands, rounds=asked.rounds, threads=asked.threads, unmeasured=0
+    figures = measuring.run_in_turns(
+        commands, rounds=args.rounds, threads=args.threads, unmeasured=0
     )
     goals = [
-        compare(
-            f"{name}: time of {peer.name} over ours{said}", peer, figures[0], 0.9, of=of,
+        ratio_goal(
+            f"{name}: time of {peer.name} over ours{suffix}", peer, figures[0], 0.9, of=of,
             at_most=False,
         )
         for peer in figures[1:]
-        for of, said in (("wall_s", ""), ("cpu_s", ", CPU"))
+        for of, suffix in (("wall_s", ""), ("cpu_s", ", CPU"))
     ]  # fmt: skip
     megabytes = sum(path.stat().st_size for path in files) / MB
-    rows = measuring.rows_of(figures, {
+    rows = measuring.figure_rows(figures, {
         "MB/s": lambda figure: f"{megabytes / figure.wall_s:.2f}",
         "MB a CPU second": lambda figure: f"{megabytes / figure.cpu_s:.2f}",
     })  # fmt: skip
@@ -182,7 +182,7 @@ def anonymous_peaks(words: Sequence[str], env: Mapping[str, str]) -> tuple[float
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(list(words), env={**os.environ, **env}, stdout=log, stderr=log)
         while process.poll() is None:
-            sizes = [_anonymous_mib(member) for member in _with_children(process.pid)]
+            sizes = [_anonymous_mib(member) for member in _process_tree(process.pid)]
             one, all_together = max(one, *sizes), max(all_together, sum(sizes))
             time.sleep(0.05)
         if process.returncode:
@@ -191,7 +191,7 @@ def anonymous_peaks(words: Sequence[str], env: Mapping[str, str]) -> tuple[float
     return one, all_together
 
 
-def _with_children(process: int) -> list[int]:
+def _process_tree(process: int) -> list[int]:
     family = [process]
     for member in family:
         for children in Path(f"/proc/{member}/task").glob("*/children"):
@@ -211,34 +211,34 @@ def _anonymous_mib(process: int) -> float:
 
 
 def memory(
-    asked: argparse.Namespace, folder: Path, source: Path, megabytes: float, count: int
+    args: argparse.Namespace, folder: Path, source: Path, megabytes: float, count: int
 ) -> Report:
     """Measure the command, and who reads what it made, for corpora of growing size."""
     tokenizer, peaks = folder / "wordpiece.json", []
-    command = command_on(folder, tokenizer, asked)
+    command = prepare_command(folder, tokenizer, args)
     rows = [["corpus, MB", "prepare, largest process", "all processes", "reading blocks"]]
-    for times in SIZES:
+    for times in MULTIPLES:
         files = write_files(folder, megabytes * times, count * times, source)
         if not peaks:
-            make_tokenizer("WordPiece", files[0], tokenizer, asked)
+            make_tokenizer("WordPiece", files[0], tokenizer, args)
         shutil.rmtree(folder / "cache", ignore_errors=True)
         one, together = anonymous_peaks(command.words, command.env)
-        reader = [sys.executable, "-c", measuring.calling("encoding", "read_blocks")]
+        reader = [sys.executable, "-c", measuring.call_code("encoding", "read_blocks")]
         places = (str(tokenizer), str(folder / "cache"), str(folder / "corpus"))
         reading, _ = anonymous_peaks([*reader, *places], command.env)
         peaks.append((one, together, reading))
         rows.append([f"{megabytes * times:g}", *(f"{peak:.0f}" for peak in peaks[-1])])
     goals = [
-        Goal(f"anonymous memory, {what}, {SIZES[-1]} times the corpus", late / early, 1.2)
+        Goal(f"anonymous memory, {what}, {MULTIPLES[-1]} times the corpus", late / early, 1.2)
         for what, early, late in zip(rows[0][1:], peaks[0], peaks[-1], strict=True)
     ]
-    notes = [f"MiB of anonymous memory, {asked.threads} processes, WordPiece; each once."]
+    notes = [f"MiB of anonymous memory, {args.threads} processes, WordPiece; each once."]
     return Report("Memory of a corpus of many files", (), goals, rows, notes)
 
 
 if __name__ == "__main__":
     size = {"type": float, "help": "of the corpus; 64 if not given"}
-    cut = {"type": int, "help": "that it is cut into; 8 if not given"}
+    count = {"type": int, "help": "that it is cut into; 8 if not given"}
     parts = {"choices": ("speed", "memory"), "help": "one of the two parts"}
-    options = {"--only": parts, "--megabytes": size, "--files": cut}
+    options = {"--only": parts, "--megabytes": size, "--files": count}
     measuring.main(__doc__, measure, options, rounds=3)

@@ -10,7 +10,6 @@ Needs `setfit` in the Python of `--setfit`. One line of JSON for each run.
 import argparse
 import csv
 import json
-import os
 import random
 import resource
 import subprocess
@@ -25,13 +24,13 @@ from datasets import Dataset
 from setfit import SetFitModel, Trainer, TrainingArguments
 train, test, model, seed, out = sys.argv[1:]
 read = lambda path: [*csv.DictReader(open(path, encoding="utf-8"))]
-rows, asked = read(train), read(test)
-made = SetFitModel.from_pretrained(model, device="cpu")
-given = TrainingArguments(seed=int(seed), report_to="none", output_dir=out, save_strategy="no")
-Trainer(model=made, args=given, train_dataset=Dataset.from_list(rows)).train()
-said = made.predict([row["text"] for row in asked])
-right = sum(str(one) == row["label"] for one, row in zip(said, asked))
-print(json.dumps({"accuracy": right / len(asked)}))
+rows, tests = read(train), read(test)
+model = SetFitModel.from_pretrained(model, device="cpu")
+arguments = TrainingArguments(seed=int(seed), report_to="none", output_dir=out, save_strategy="no")
+Trainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows)).train()
+predicted = model.predict([row["text"] for row in tests])
+right = sum(str(label) == row["label"] for label, row in zip(predicted, tests))
+print(json.dumps({"accuracy": right / len(tests)}))
 """
 
 
@@ -47,39 +46,38 @@ def main() -> None:
     parser.add_argument("--labels", type=int, default=8, help="of each class")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--setfit", help="a Python that has setfit")
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    whole, test = (_read(file) for file in (asked.train, asked.test))
-    _write(asked.out / "test.csv", test)
-    for seed in range(asked.seeds):
-        few, others = _drawn(whole, asked.labels, seed)
-        _write(asked.out / f"few{seed}.csv", few)
-        _write(asked.out / f"others{seed}.csv", others[:500])
-        for system in ("few_shot", "quick", *(["setfit"] if asked.setfit else [])):
-            found = _measured(system, seed, asked)
-            sys.stdout.write(json.dumps({"system": system, "seed": seed, **found}) + "\n")
-            sys.stdout.flush()
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    whole, test = (_read(file) for file in (args.train, args.test))
+    _write(args.out / "test.csv", test)
+    for seed in range(args.seeds):
+        few, others = _draw_few(whole, args.labels, seed)
+        _write(args.out / f"few{seed}.csv", few)
+        _write(args.out / f"others{seed}.csv", others[:500])
+        for system in ("few_shot", "quick", *(["setfit"] if args.setfit else [])):
+            measures = _run_system(system, seed, args)
+            print(json.dumps({"system": system, "seed": seed, **measures}), flush=True)
 
 
-def _measured(system: str, seed: int, asked: argparse.Namespace) -> dict[str, float]:
-    files = {name: str(asked.out / f"{name}{seed}.csv") for name in ("few", "others")}
-    test, run = str(asked.out / "test.csv"), asked.out / f"{system}{seed}"
+def _run_system(system: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
+    files = {name: str(args.out / f"{name}{seed}.csv") for name in ("few", "others")}
+    test, run = str(args.out / "test.csv"), args.out / f"{system}{seed}"
     words = [
         sys.executable, "-m", "transfer_cli", "finetune", f"experiment={system}", "data=table",
         f"data.train={files['few']}", f"data.validation={files['others']}", f"data.test={test}",
-        f"init_from={asked.model}", f"run.dir={run}", f"seed={seed}", "device=cpu", "logger=null",
+        f"init_from={args.model}", f"run.dir={run}", f"seed={seed}", "device=cpu", "logger=null",
     ]  # fmt: skip
     if system == "setfit":
         words = [
-            asked.setfit, "-c", SETFIT, files["few"], test, asked.model, str(seed), str(run)
+            args.setfit, "-c", SETFIT, files["few"], test, args.model, str(seed), str(run)
         ]  # fmt: skip
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
-    if ended.returncode:
-        raise SystemExit(ended.stderr)
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr)
     seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if system == "setfit":
-        accuracy = json.loads(ended.stdout.splitlines()[-1])["accuracy"]
+        accuracy = json.loads(process.stdout.splitlines()[-1])["accuracy"]
     else:
         results = json.loads((run / "results.json").read_text())
         accuracy = results["measures"]["test"]["accuracy"]
@@ -87,7 +85,7 @@ def _measured(system: str, seed: int, asked: argparse.Namespace) -> dict[str, fl
     return {"accuracy": accuracy, "seconds": round(seconds, 1), "cpu_seconds": round(used, 1)}
 
 
-def _drawn(
+def _draw_few(
     rows: list[tuple[str, str]], count: int, seed: int
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return so many rows of each label, and the others in random order."""

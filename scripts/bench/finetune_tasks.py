@@ -32,7 +32,7 @@ from measuring import Command, Figure, Goal, Report
 LABELLED = 100
 """Training examples of a trial, and of the task `lora`."""
 
-MOST_OF_PEER = 0.8
+MAX_RATIO = 0.8
 """The goal: our share of the peer's time, and of its memory."""
 
 MARKS = ("What", "Why")
@@ -77,7 +77,7 @@ class Recipe:
     device: str = "cpu"
 
 
-def _files(pattern: str, *splits: str) -> dict[str, str]:
+def _split_files(pattern: str, *splits: str) -> dict[str, str]:
     return {split: pattern.format(split) for split in splits or ("train", "validation", "test")}
 
 
@@ -88,7 +88,7 @@ RECIPES = {
     recipe.task: recipe
     for recipe in (
         Recipe("lora", "accuracy", "data=table objective=classification data.text=text "
-               "data.label=label adaptation=lora", _files("made/lora-{}.csv"), rate=1e-3,
+               "data.label=label adaptation=lora", _split_files("made/lora-{}.csv"), rate=1e-3,
                epochs=10),
         Recipe("tags", "entity_f1", "data=conll objective=tagging", {
             "train": "wnut17/wnut17train.conll", "validation": "wnut17/emerging.dev.conll",
@@ -96,16 +96,16 @@ RECIPES = {
         }),
         Recipe("numbers", "pearson", "data=numbers objective=regression data.header=false "
                "data.text=1 data.pair=2 data.label=3",
-               {**_files("stsb/stsb-{}.csv"), "validation": "stsb/stsb-dev.csv"}),
-        Recipe("spans", "f1", _SQUAD, _files("squad/{}.json", *_TRAINED), **_WINDOWS),
-        Recipe("answers", "f1", _SQUAD, _files("made/answers-{}.json", *_TRAINED), rate=3e-4,
+               {**_split_files("stsb/stsb-{}.csv"), "validation": "stsb/stsb-dev.csv"}),
+        Recipe("spans", "f1", _SQUAD, _split_files("squad/{}.json", *_TRAINED), **_WINDOWS),
+        Recipe("answers", "f1", _SQUAD, _split_files("made/answers-{}.json", *_TRAINED), rate=3e-4,
                **_WINDOWS),
         Recipe("choices", "accuracy", "data=choices objective=choice",
-               _files("made/choices-{}.jsonl"), rate=1e-3, batch=32, epochs=12, model=""),
+               _split_files("made/choices-{}.jsonl"), rate=1e-3, batch=32, epochs=12, model=""),
         Recipe("dialog", "hits_at_1",
                "data=dialog objective=next_utterance objective.reply_tokens=0 data.candidates=null "
                f"data.speakers=[{','.join(MARKS)}] +objective@losses.lm=clm losses.lm.weight=1",
-               _files("made/dialog-{}.jsonl"), rate=2e-3, epochs=20, model=""),
+               _split_files("made/dialog-{}.jsonl"), rate=2e-3, epochs=20, model=""),
     )
 }  # fmt: skip
 
@@ -124,12 +124,12 @@ def make_samples(folder: Path, threads: int) -> None:
     run, words = folder / "run", ["model.output_bias=false", "device=cpu"]
     pretrain = ["pretrain", "experiment=sample/pretrain", *words, f"run.dir={run}"]
     for command in (pretrain, ["export", run, folder / "gpt2"]):
-        measuring.once(Command("gpt2", measuring.transfer(*command)), threads=threads)
+        measuring.run_once(Command("gpt2", measuring.transfer_command(*command)), threads=threads)
 
 
 def make_tables(data_dir: Path, folder: Path) -> None:
     """Write TREC's questions as tables: of all kinds alike, few to learn from and to validate."""
-    for split, rows in product.trec(data_dir).items():
+    for split, rows in product.read_trec(data_dir).items():
         few = sorted(rows)[:: max(1, len(rows) // LABELLED)][:LABELLED]
         product.write_table(folder / f"lora-{split}.csv", rows if split == "test" else few)
 
@@ -140,12 +140,12 @@ def make_answers(data_dir: Path, folder: Path) -> None:
         content = json.loads((data_dir / "squad" / f"{split}.json").read_text("utf-8"))
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
-                paragraph["qas"] = [asked for asked in paragraph["qas"] if asked["answers"]]
+                paragraph["qas"] = [qa for qa in paragraph["qas"] if qa["answers"]]
         (folder / f"answers-{split}.json").write_text(json.dumps(content), "utf-8")
 
 
-def compare(
-    recipe: Recipe, asked: argparse.Namespace, folder: Path
+def compare_task(
+    recipe: Recipe, args: argparse.Namespace, folder: Path
 ) -> tuple[list[Figure], list[str], list[Goal]]:
     """Return both figures, a row of the table, and the goals, of one task and seed."""
     run, name = folder / f"{recipe.task}-{recipe.seed}", f"{recipe.task}, seed {recipe.seed}"
@@ -158,57 +158,57 @@ def compare(
         *([f"data.labelled={recipe.labelled}"] if recipe.labelled else []), f"run.dir={run}",
     ]  # fmt: skip
     plain = measuring.FOLDER / "plain_tasks.py"
-    script = [asked.peers or sys.executable, str(plain), json.dumps(asdict(recipe))]
+    script = [args.peers or sys.executable, str(plain), json.dumps(asdict(recipe))]
     cache = {"TRANSFER_CACHE": str(folder / f"cache-{run.name}")}
     ours, peer = (
-        Figure.of(command.name, [measuring.once(command, threads=asked.threads)])
+        Figure.of(command.name, [measuring.run_once(command, threads=args.threads)])
         for command in (
-            Command(f"{name}, transfer", measuring.transfer("finetune", *words), cache),
+            Command(f"{name}, transfer", measuring.transfer_command("finetune", *words), cache),
             Command(f"{name}, transformers", script),
         )
     )
     measures = json.loads((run / "results.json").read_text("utf-8"))["measures"]
     scores = measures[recipe.scored][recipe.measure], json.loads(Path(recipe.out).read_text())
     goals = [
-        measuring.compare(f"{name}: {what} over the peer's", ours, peer, MOST_OF_PEER, of=of)
+        measuring.ratio_goal(f"{name}: {what} over the peer's", ours, peer, MAX_RATIO, of=of)
         for what, of in (("wall time", "wall_s"), ("CPU time", "cpu_s"), ("memory", "peak_mib"))
     ]
     row = [name, recipe.measure, *(f"{score:.4f}" for score in scores)]
     return [ours, peer], [*row, *(f"{goal.value:.2f}" for goal in goals)], goals
 
 
-def recipes(asked: argparse.Namespace, folder: Path) -> Iterator[Recipe]:
+def prepare_recipes(args: argparse.Namespace, folder: Path) -> Iterator[Recipe]:
     """Yield what is compared, its files made and named."""
     made = folder / "made"
     made.mkdir()
-    chosen = [RECIPES[task] for task in asked.tasks]
+    chosen = [RECIPES[task] for task in args.tasks]
     if any(recipe.model == "" for recipe in chosen):
-        make_samples(made, asked.threads)
-    if "lora" in asked.tasks:
-        make_tables(asked.data_dir, made)
-    if "answers" in asked.tasks:
-        make_answers(asked.data_dir, made)
-    trial: dict[str, Any] = {"epochs": 1, "labelled": LABELLED} if asked.quick else {}
+        make_samples(made, args.threads)
+    if "lora" in args.tasks:
+        make_tables(args.data_dir, made)
+    if "answers" in args.tasks:
+        make_answers(args.data_dir, made)
+    trial: dict[str, Any] = {"epochs": 1, "labelled": LABELLED} if args.quick else {}
     for recipe in chosen:
         files = {
-            split: str((folder if name.startswith("made/") else asked.data_dir) / name)
+            split: str((folder if name.startswith("made/") else args.data_dir) / name)
             for split, name in recipe.files.items()
         }
-        model = str(made / "gpt2" if recipe.model == "" else asked.model)
-        for seed in asked.seeds:
+        model = str(made / "gpt2" if recipe.model == "" else args.model)
+        for seed in args.seeds:
             out = str(folder / f"{recipe.task}-{seed}.json")
             yield replace(recipe, files=files, model=model, seed=seed, out=out,
-                          device=asked.device, **trial)  # fmt: skip
+                          device=args.device, **trial)  # fmt: skip
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Compare on all tasks and seeds."""
     table: list[Sequence[str]] = [
         ["task", "measure", "transfer", "transformers", "wall ratio", "CPU ratio", "memory ratio"]
     ]
     figures, goals = list[Figure](), list[Goal]()
-    for recipe in recipes(asked, folder):
-        both, row, goals_of_task = compare(recipe, asked, folder)
+    for recipe in prepare_recipes(args, folder):
+        both, row, goals_of_task = compare_task(recipe, args, folder)
         table.append(row)
         figures += both
         goals += goals_of_task

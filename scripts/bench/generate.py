@@ -19,19 +19,19 @@ from pathlib import Path
 import measuring
 from measuring import BenchmarkError, Gate, Report, Variant
 
-TOKENS = 32
+TOKENS, PEER = 32, "transformers"
 LIMITS = {(1, 1): 1.3, (8, 1): 1.5, (1, 4): 1.0, (8, 4): 1.0}
 """The goals by how many prompts there are at once, and beams: tokens a second over the peer's."""
 
 
-def prompts_of(texts: int, vocabulary: int) -> list[list[int]]:
+def draw_prompts(texts: int, vocabulary: int) -> list[list[int]]:
     """Return drawn prompts; a single one has 20 tokens."""
-    draw = random.Random(0)  # noqa: S311 - no secret
-    lengths = [20] if texts == 1 else [draw.randint(8, 64) for _ in range(texts)]
-    return [[draw.randrange(20, vocabulary) for _ in range(length)] for length in lengths]
+    generator = random.Random(0)  # noqa: S311 - no secret
+    lengths = [20] if texts == 1 else [generator.randint(8, 64) for _ in range(texts)]
+    return [[generator.randrange(20, vocabulary) for _ in range(length)] for length in lengths]
 
 
-def ours(arrive: Gate, folder: str, texts: int, beams: int, device: str, said: str) -> None:
+def run_ours(arrive: Gate, folder: str, texts: int, beams: int, device: str, path: str) -> None:
     """Make tokens after each prompt, as text to text and dialogs do."""
     import torch
 
@@ -41,7 +41,7 @@ def ours(arrive: Gate, folder: str, texts: int, beams: int, device: str, said: s
     from transfer_cli.objectives.replies import Continued
 
     trained = open_trained(folder, Precision("fp32", torch.device(device)))
-    prompts = prompts_of(texts, trained.start.description.vocabulary)
+    prompts = draw_prompts(texts, trained.start.description.vocabulary)
     rows = [torch.tensor(prompt, device=device) for prompt in prompts]
     tokens_RT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     begin_R = torch.tensor([len(row) for row in rows], device=device)
@@ -49,83 +49,81 @@ def ours(arrive: Gate, folder: str, texts: int, beams: int, device: str, said: s
     allowed_V = torch.ones(trained.start.description.vocabulary, dtype=torch.bool)
     allowed_V[trained.start.tokenizer.sep] = False  # as many tokens are made as the peer makes
 
-    def once() -> list[list[int]]:
-        read = Continued(trained.model, tokens_RT, segments_RT, begin_R, max_tokens=TOKENS)
+    def generate() -> list[list[int]]:
+        reader = Continued(trained.model, tokens_RT, segments_RT, begin_R, max_tokens=TOKENS)
         if beams == 1:
-            answers: list[list[int]] = read.pick_tokens(lambda logits: logits.argmax(1)).tolist()
-            return answers
+            return reader.pick_tokens(lambda logits: logits.argmax(1)).tolist()
         search = BeamSearch(beams)
         with torch.inference_mode():
             return search(
-                read.first(), read.next, max_tokens=TOKENS, end_tokens=[], allowed_V=allowed_V
+                reader.first(), reader.next, max_tokens=TOKENS, end_tokens=[], allowed_V=allowed_V
             )
 
-    _again(arrive, once, said)
+    _repeat(arrive, generate, path)
 
 
-def theirs(arrive: Gate, folder: str, texts: int, beams: int, device: str, said: str) -> None:
+def run_peer(arrive: Gate, folder: str, texts: int, beams: int, device: str, path: str) -> None:
     """Make them by `generate` of transformers, with padding on the left."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    prompts = prompts_of(texts, model.config.vocab_size)
+    prompts = draw_prompts(texts, model.config.vocab_size)
     longest = max(map(len, prompts))
-    read = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
+    tokens = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
     real = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
 
-    def once() -> list[list[int]]:
-        answers: list[list[int]] = model.generate(
-            read, attention_mask=real, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
+    def generate() -> list[list[int]]:
+        return model.generate(
+            tokens, attention_mask=real, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
             do_sample=False, pad_token_id=0, num_beams=beams,
         )[:, longest:].tolist()  # fmt: skip
-        return answers
 
-    _again(arrive, once, said)
+    _repeat(arrive, generate, path)
 
 
-def _again(arrive: Gate, once: Callable[[], list[list[int]]], said: str) -> None:
-    Path(said).write_text(json.dumps(once()))
+def _repeat(arrive: Gate, generate: Callable[[], list[list[int]]], path: str) -> None:
+    Path(path).write_text(json.dumps(generate()))
     while True:
         arrive()
-        once()
+        generate()
 
 
-def _by(beams: int) -> str:
+def _beams_suffix(beams: int) -> str:
     return "" if beams == 1 else f", {beams} beams"
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure one prompt, and several at once."""
-    if asked.peers is None:
+    if args.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
-    options = {"folder": str(asked.model.resolve()), "device": asked.device}
+    options = {"folder": str(args.model.resolve()), "device": args.device}
     variants = [
         Variant(
-            name := f"{who}, {texts} at once{_by(beams)}", "generate", function,
-            {**options, "texts": texts, "beams": beams, "said": str(folder / name)}, python,
+            name := f"{who}, {texts} at once{_beams_suffix(beams)}", "generate", function,
+            {**options, "texts": texts, "beams": beams, "path": str(folder / name)}, python,
         )
         for texts, beams in LIMITS
-        for who, function, python in (("ours", "ours", ""), ("transformers", "theirs", asked.peers))
+        for who, function, python in (("ours", "run_ours", ""), (PEER, "run_peer", args.peers))
     ]  # fmt: skip
-    figures = measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
+    figures = measuring.take_turns(variants, rounds=args.rounds, threads=args.threads)
     notes, goals, speeds = list[str](), [], {}
     pairs = zip(figures[::2], figures[1::2], strict=True)
     for ((texts, beams), limit), pair in zip(LIMITS.items(), pairs, strict=True):
         transfer, peer = pair
-        case = f"{texts} at once{_by(beams)}"
+        case = f"{texts} at once{_beams_suffix(beams)}"
         speeds |= {figure.name: f"{texts * TOKENS / figure.wall_s:,.1f}" for figure in pair}
-        said = [json.loads((folder / figure.name).read_text()) for figure in pair]
-        if any(one[0] != other[0] for one, other in zip(*said, strict=True)):
+        outputs = [json.loads((folder / figure.name).read_text()) for figure in pair]
+        if any(one[0] != other[0] for one, other in zip(*outputs, strict=True)):
             raise BenchmarkError(f"{peer.name}: begins with other tokens than we do")
-        same = [a == b for rows in zip(*said, strict=True) for a, b in zip(*rows, strict=True)]
+        same = [a == b for rows in zip(*outputs, strict=True) for a, b in zip(*rows, strict=True)]
         notes.append(f"{case}: {sum(same) / len(same):.0%} of the tokens are the same.")
         for text, of in (("wall", "wall_s"), ("CPU", "cpu_s")):
             name = f"{case}: its {text} time over ours"
-            goals.append(measuring.compare(name, peer, transfer, limit, of=of, at_most=False))
-    rows = measuring.rows_of(figures, {"tokens a second": lambda figure: speeds[figure.name]})
-    title = f"Making {TOKENS} tokens with {asked.model.name}, {asked.threads} threads"
+            goals.append(measuring.ratio_goal(name, peer, transfer, limit, of=of, at_most=False))
+    rows = measuring.figure_rows(figures, {"tokens a second": lambda figure: speeds[figure.name]})
+    title = f"Making {TOKENS} tokens with {args.model.name}, {args.threads} threads"
     yield Report(title, figures, goals, rows, notes)
 
 

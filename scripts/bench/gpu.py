@@ -41,7 +41,7 @@ LONGEST = 12
 """How many single kernels a profile names."""
 
 
-class Turns:
+class TurnGate:
     """A gate that is reached every few steps, and in one turn profiles what it lets through.
 
     Args:
@@ -72,7 +72,7 @@ class Turns:
             seconds, profile = time.perf_counter() - self._began, self._profile
             profile.__exit__(None, None, None)
             self._profile = None
-            self._arrive.note(**profile_of(profile, seconds, self._steps))
+            self._arrive.note(**summarize_profile(profile, seconds, self._steps))
         self._arrive()
         if turn == self._profiled and self._is_gpu:
             self._profile = torch.profiler.profile(
@@ -82,7 +82,7 @@ class Turns:
             self._began = time.perf_counter()
 
 
-def profile_of(profile: Any, seconds: float, steps: int) -> dict[str, float]:
+def summarize_profile(profile: Any, seconds: float, steps: int) -> dict[str, float]:
     """Return milliseconds a step by kind of kernel and of the longest, launches and gaps."""
     import torch
 
@@ -93,7 +93,7 @@ def profile_of(profile: Any, seconds: float, steps: int) -> dict[str, float]:
     for event in events:
         milliseconds = event.time_range.elapsed_us() / 1000 / steps
         by_name[event.name] += milliseconds
-        by_kind[kind_of(event.name)] += milliseconds
+        by_kind[kernel_kind(event.name)] += milliseconds
     covered = covered_us((event.time_range.start, event.time_range.end) for event in events)
     return {
         **{f"{kind}, ms": value for kind, value in by_kind.items()},
@@ -103,7 +103,7 @@ def profile_of(profile: Any, seconds: float, steps: int) -> dict[str, float]:
     }
 
 
-def kind_of(kernel: str) -> str:
+def kernel_kind(kernel: str) -> str:
     """Return which of `KINDS` a kernel belongs to."""
     return next(kind for kind, part in KINDS.items() if re.search(part, kernel, re.IGNORECASE))
 
@@ -141,14 +141,14 @@ def flops_per_token(size: Mapping[str, int]) -> int:
 
 def transfer_run(arrive: Gate, words: Sequence[str], **turns: Any) -> None:
     """Run the whole of `transfer pretrain`."""
-    product.pretrain(Turns(arrive, **turns), words)
+    product.train(TurnGate(arrive, **turns), words)
 
 
 def plain_loop(arrive: Gate, size: Mapping[str, int], *, compiled: bool, **turns: Any) -> None:
     """Train a nanoGPT-style model with what makes such a loop fast on a GPU."""
     import peers
 
-    peers.plain_loop(Turns(arrive, **turns), size, device=turns["device"], compiled=compiled)
+    peers.plain_loop(TurnGate(arrive, **turns), size, device=turns["device"], compiled=compiled)
 
 
 def trainer(arrive: Gate, size: Mapping[str, int], *, compiled: bool, **turns: Any) -> None:
@@ -162,4 +162,4 @@ def trainer(arrive: Gate, size: Mapping[str, int], *, compiled: bool, **turns: A
         settings |= {"use_cpu": True}
     else:
         settings |= {"dataloader_num_workers": 2, "dataloader_pin_memory": True}
-    peers.gpt2_trainer(Turns(arrive, **turns), size, "gelu_new", **settings)
+    peers.gpt2_trainer(TurnGate(arrive, **turns), size, "gelu_new", **settings)

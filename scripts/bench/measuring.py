@@ -13,7 +13,7 @@ A framework's own loop calls `arrive()` from its hook at the start of a step, in
 `take_turns` starts the workers of a set, keeps all of them alive and lets one go at a time:
 A B C C B A A B C ... A machine that slows down for a while hits all of them alike, so ratios of the
 same round can be trusted where seconds cannot. Work that is a whole command, from its start to its
-end, is measured by `commands_in_turns`.
+end, is measured by `run_in_turns`.
 
 A case is a module with a function that is given the words of its command line and an empty folder,
 and yields reports; `main` runs it, with the options that all of them have (`--help`).
@@ -44,13 +44,13 @@ FOLDER = Path(__file__).resolve().parent
 PEERS = FOLDER / ".venv" / "bin" / "python"
 """The peers' interpreter, where nobody names another one."""
 
-DISTURBED = 0.05
+MAX_FOREIGN = 0.05
 """The share of the machine that others may take before a turn counts as disturbed."""
 
 _GATE = "BENCH_GATE"
-_SHORTEST_S = 0.2
+_MIN_JUDGED_S = 0.2
 """/proc/stat counts in hundredths of a second: what is shorter than this cannot be judged by it."""
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
 """How long a worker may take to get ready, or for one turn."""
 _LOG_TAIL = 2000
 
@@ -99,7 +99,7 @@ class Gate:
         self._left -= 1
         if self._left:
             return
-        wall, cpu, foreign = self._since.passed()
+        wall, cpu, foreign = self._since.elapsed()
         turn = Turn(
             wall / self._steps, cpu / self._steps, foreign, _memory_mib("VmHWM"), self._base,
             dict(self._notes),
@@ -107,10 +107,10 @@ class Gate:
         self._notes.clear()
         self._line.write(json.dumps(asdict(turn)) + "\n")
         self._line.flush()
-        asked = self._line.readline()
-        if not asked:
+        steps = self._line.readline()
+        if not steps:
             os._exit(0)  # who measures is gone
-        self._left = self._steps = int(asked)
+        self._left = self._steps = int(steps)
         self._since = _Clock()
 
     def note(self, **values: float) -> None:
@@ -124,7 +124,7 @@ class Gate:
         self._base = _memory_mib("VmRSS")
 
 
-def work(module: str, function: str, options: str) -> None:
+def run_worker(module: str, function: str, options: str) -> None:
     """Be a worker: run `FUNCTION(arrive, **OPTIONS)` of a module of this folder."""
     sys.stderr.isatty = lambda: True  # so that progress bars are drawn, into the log
     arrive = Gate()
@@ -138,14 +138,14 @@ class _Clock:
         self._busy, self._cpu = _machine_busy_s(), time.process_time()
         self._wall = time.perf_counter()
 
-    def passed(self) -> tuple[float, float, float]:
+    def elapsed(self) -> tuple[float, float, float]:
         """Return the seconds since, those of the CPU, and the share that others took of it."""
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
-        return wall, cpu, self.foreign(wall, cpu)
+        return wall, cpu, self.foreign_share(wall, cpu)
 
-    def foreign(self, wall: float, cpu: float) -> float:
+    def foreign_share(self, wall: float, cpu: float) -> float:
         """Return the share of the machine that others took in these seconds."""
-        if wall < _SHORTEST_S:
+        if wall < _MIN_JUDGED_S:
             return 0.0
         return max(0.0, _machine_busy_s() - self._busy - cpu) / (wall * (os.cpu_count() or 1))
 
@@ -191,7 +191,7 @@ class Variant:
 class Figure:
     """What a step of a variant took: medians over its undisturbed turns, or all if those are few.
 
-    `disturbed` says that others took more than `DISTURBED` of the machine in turns that count.
+    `disturbed` says that others took more than `MAX_FOREIGN` of the machine in turns that count.
     `samples` are all turns, one a round.
     """
 
@@ -208,10 +208,10 @@ class Figure:
         used = [samples[number] for number in _undisturbed(samples)]
         wall, cpu = (statistics.median(getattr(t, of) for t in used) for of in ("wall_s", "cpu_s"))
         peak = max(turn.peak_mib for turn in samples)
-        disturbed = any(turn.foreign > DISTURBED for turn in used)
+        disturbed = any(turn.foreign > MAX_FOREIGN for turn in used)
         return cls(name, wall, cpu, peak, disturbed, list(samples))
 
-    def noted(self, name: str) -> float:
+    def median_note(self, name: str) -> float:
         """Return the median of what the worker itself measured."""
         used = [self.samples[number] for number in _undisturbed(self.samples)]
         return statistics.median(turn.notes[name] for turn in used)
@@ -220,12 +220,12 @@ class Figure:
 def _undisturbed(*several: Sequence[Turn]) -> list[int]:
     """Return the rounds in which nobody disturbed any of some variants; all, if they are few."""
     rounds = range(min(map(len, several)))
-    quiet = [r for r in rounds if all(samples[r].foreign <= DISTURBED for samples in several)]
+    quiet = [r for r in rounds if all(samples[r].foreign <= MAX_FOREIGN for samples in several)]
     return quiet if 2 * len(quiet) >= len(rounds) else list(rounds)
 
 
 def ratio(ours: Figure, peer: Figure, of: str = "wall_s") -> float:
-    """Return own / peer, the median over rounds, of `wall_s`, `cpu_s` or `peak_mib`."""
+    """Return `ours` / `peer`, the median over rounds, of `wall_s`, `cpu_s` or `peak_mib`."""
     if of == "peak_mib":
         return ours.peak_mib / peer.peak_mib
     return statistics.median(
@@ -240,11 +240,11 @@ class Worker:
     def __init__(self, variant: Variant, threads: int, folder: Path) -> None:
         self.name = variant.name
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_PATIENCE_S)
+        self._socket.settimeout(_TIMEOUT_S)
         self._line = self._socket.makefile("rw")
         handle, log = tempfile.mkstemp(".log", dir=folder)
         self._log = Path(log)
-        command = [variant.python or sys.executable, "-c", calling("measuring", "work")]
+        command = [variant.python or sys.executable, "-c", call_code("measuring", "run_worker")]
         command += [variant.module, variant.function, json.dumps(dict(variant.options))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variant.env}
         with theirs, os.fdopen(handle, "wb") as log:
@@ -267,11 +267,11 @@ class Worker:
         except ConnectionResetError:
             line = ""
         except TimeoutError as error:
-            raise BenchmarkError(f"{self.name}: nothing heard for {_PATIENCE_S:g} s") from error
+            raise BenchmarkError(f"{self.name}: nothing heard for {_TIMEOUT_S:g} s") from error
         if not line:
             self._process.wait()
-            said = self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
-            raise BenchmarkError(f"{self.name}: has ended\n{said}")
+            log_tail = self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+            raise BenchmarkError(f"{self.name}: has ended\n{log_tail}")
         return Turn(**json.loads(line))
 
     def end(self) -> None:
@@ -308,11 +308,11 @@ def take_turns(
             workers[number].go(steps)
             return workers[number].result()
 
-        samples = _there_and_back(len(workers), rounds, unmeasured, turn)
+        samples = _alternate(len(workers), rounds, unmeasured, turn)
     return [Figure.of(v.name, turns) for v, turns in zip(variants, samples, strict=True)]
 
 
-def _there_and_back(
+def _alternate(
     count: int, rounds: int, unmeasured: int, turn: Callable[[int], Turn]
 ) -> list[list[Turn]]:
     """Take turns A B C C B A A ...; return those of each that count."""
@@ -345,12 +345,12 @@ class Command:
     until: Path | None = None
 
 
-def transfer(*words: object) -> list[str]:
+def transfer_command(*words: object) -> list[str]:
     """Return a command of ours."""
     return [sys.executable, "-m", "transfer_cli", *map(str, words)]
 
 
-def once(command: Command, *, threads: int = 2) -> Turn:
+def run_once(command: Command, *, threads: int = 2) -> Turn:
     """Run a command; return what it took, with the child processes that it has waited for.
 
     The peak of memory is that of the largest process. It cannot be less than this process's own at
@@ -364,7 +364,7 @@ def once(command: Command, *, threads: int = 2) -> Turn:
         process = subprocess.Popen(
             list(command.words), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
-        reached = command.until is not None and _wait_for(command.until, process.pid)
+        reached = command.until is not None and _wait_until_written(command.until, process.pid)
         if reached:
             os.kill(process.pid, signal.SIGKILL)
         _, status, usage = os.wait4(process.pid, 0)
@@ -372,12 +372,12 @@ def once(command: Command, *, threads: int = 2) -> Turn:
         process.returncode = os.waitstatus_to_exitcode(status)
         if not reached and (process.returncode or command.until):
             log.seek(0)
-            said = log.read()[-_LOG_TAIL:].decode(errors="replace")
-            raise BenchmarkError(f"{command.name}: exit code {process.returncode}\n{said}")
-    return Turn(wall, cpu, clock.foreign(wall, cpu), usage.ru_maxrss / 1024)
+            log_tail = log.read()[-_LOG_TAIL:].decode(errors="replace")
+            raise BenchmarkError(f"{command.name}: exit code {process.returncode}\n{log_tail}")
+    return Turn(wall, cpu, clock.foreign_share(wall, cpu), usage.ru_maxrss / 1024)
 
 
-def _wait_for(path: Path, process: int) -> bool:
+def _wait_until_written(path: Path, process: int) -> bool:
     """Wait until something is in a file; return False where the process ends before."""
     while not path.exists() or path.stat().st_size == 0:
         if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -386,23 +386,23 @@ def _wait_for(path: Path, process: int) -> bool:
     return True
 
 
-def commands_in_turns(
+def run_in_turns(
     commands: Sequence[Command], *, rounds: int, threads: int = 2, unmeasured: int = 1
 ) -> list[Figure]:
     """Run whole commands in turns, one at a time; return a figure for each, in the same order."""
-    samples = _there_and_back(
-        len(commands), rounds, unmeasured, lambda index: once(commands[index], threads=threads)
+    samples = _alternate(
+        len(commands), rounds, unmeasured, lambda index: run_once(commands[index], threads=threads)
     )
     return [Figure.of(c.name, turns) for c, turns in zip(commands, samples, strict=True)]
 
 
-def calling(module: str, function: str) -> str:
+def call_code(module: str, function: str) -> str:
     """Return the code that calls a function of a module of this folder with its words."""
     begin = f"import sys; sys.path.insert(0, {str(FOLDER)!r})"
     return f"{begin}; import {module}; {module}.{function}(*sys.argv[1:])"
 
 
-def python(interpreter: str, code: str, *words: object, **env: str) -> str:
+def run_python(interpreter: str, code: str, *words: object, **env: str) -> str:
     """Return what a piece of Python prints."""
     ended = subprocess.run(
         [interpreter, "-c", code, *map(str, words)], env={**os.environ, **env},
@@ -416,7 +416,7 @@ def python(interpreter: str, code: str, *words: object, **env: str) -> str:
 def can_import(interpreter: str, *modules: str) -> bool:
     """Return whether an interpreter has some modules."""
     with contextlib.suppress(BenchmarkError):
-        python(interpreter, f"import {', '.join(modules)}")
+        run_python(interpreter, f"import {', '.join(modules)}")
         return True
     return False
 
@@ -451,10 +451,10 @@ class Goal:
         return f"{text}: {value} (goal: {limit})  {ending}"
 
 
-def compare(
+def ratio_goal(
     text: str, ours: Figure, peer: Figure, limit: float, *, of: str = "wall_s", at_most: bool = True
 ) -> Goal:
-    """Return the goal that `ratio(own, peer, of)` stays within a limit."""
+    """Return the goal that `ratio(ours, peer, of)` stays within a limit."""
     disturbed = of != "peak_mib" and (ours.disturbed or peer.disturbed)
     return Goal(text, ratio(ours, peer, of), limit, at_most, disturbed)
 
@@ -470,16 +470,16 @@ class Report:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.rows = list(self.rows) or rows_of(self.figures)
+        self.rows = list(self.rows) or figure_rows(self.figures)
 
     def __str__(self) -> str:
         """Return table, notes and goals as Markdown."""
-        parts = [f"### {self.title}", table(self.rows), "\n".join(self.notes)]
+        parts = [f"### {self.title}", markdown_table(self.rows), "\n".join(self.notes)]
         parts += ["\n".join(f"- {goal}" for goal in self.goals)]
         return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def rows_of(
+def figure_rows(
     figures: Sequence[Figure], columns: Mapping[str, Callable[[Figure], str]] | None = None
 ) -> list[list[str]]:
     """Return a table of figures, its header first, with more columns behind the name."""
@@ -492,7 +492,7 @@ def rows_of(
     return rows
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows, the header first, as a Markdown table; all but the first column on the right."""
     header, *body = rows
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *body]
@@ -502,13 +502,13 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 _PACKAGES = ("torch", "pytorch-ignite", "hydra-core", "tokenizers", "transformers", "accelerate")
 _ASK_VERSIONS = """
 import importlib.metadata, json, platform, sys
-found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-known = {name: found[name] for name in sys.argv[1:] if name in found}
+versions = {p.metadata["Name"]: p.version for p in importlib.metadata.distributions()}
+known = {name: versions[name] for name in sys.argv[1:] if name in versions}
 print(json.dumps({"python": platform.python_version(), **known}))
 """
 
 
-def machine(peers: str | None = None) -> dict[str, Any]:
+def machine_facts(peers: str | None = None) -> dict[str, Any]:
     """Return what a reader has to know of the machine, and the versions of ours and the peers."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
@@ -520,7 +520,7 @@ def machine(peers: str | None = None) -> dict[str, Any]:
         "memory_gib": round(pages / 2**30, 1),
         "load": round(os.getloadavg()[0], 1),
         **{
-            name: json.loads(python(interpreter, _ASK_VERSIONS, *_PACKAGES))
+            name: json.loads(run_python(interpreter, _ASK_VERSIONS, *_PACKAGES))
             for name, interpreter in interpreters.items()
         },
     }
@@ -547,32 +547,32 @@ def main(
         rounds: Turns of each variant where nobody says how many; one with `--quick`.
         device: The same of where it computes.
     """
-    words = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     data = os.environ.get("TRANSFER_DATA", "~/.cache/transfer")
     known_peers = str(PEERS) if PEERS.exists() else None
-    words.add_argument("--peers", default=known_peers, metavar="PYTHON", help="their interpreter")
-    words.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    words.add_argument("--quick", action="store_true", help="sizes that end in seconds: a trial")
-    words.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
-    words.add_argument("--rounds", type=int, help="turns of each variant")
-    words.add_argument("--device", default=device, help="cpu or cuda, where a case can take it")
-    words.add_argument("--data-dir", type=Path, default=data, help="where data sets lie")
+    parser.add_argument("--peers", default=known_peers, metavar="PYTHON", help="their interpreter")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--quick", action="store_true", help="sizes that end in seconds: a trial")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
+    parser.add_argument("--rounds", type=int, help="turns of each variant")
+    parser.add_argument("--device", default=device, help="cpu or cuda, where a case can take it")
+    parser.add_argument("--data-dir", type=Path, default=data, help="where data sets lie")
     for name, settings in (options or {}).items():
-        words.add_argument(name, **settings)
-    asked = words.parse_args()
-    asked.data_dir = asked.data_dir.expanduser()
-    if asked.device.startswith("cuda"):
+        parser.add_argument(name, **settings)
+    args = parser.parse_args()
+    args.data_dir = args.data_dir.expanduser()
+    if args.device.startswith("cuda"):
         import torch  # not for a CPU: whoever measures the memory of commands must not import it
 
         if not torch.cuda.is_available():
             sys.exit(f"{Path(sys.argv[0]).name}: there is no CUDA device here; take --device cpu")
-    asked.rounds = asked.rounds or (1 if asked.quick else rounds)
+    args.rounds = args.rounds or (1 if args.quick else rounds)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            reports = list(measure(asked, Path(folder)))
-            show(reports, asked)
+            reports = list(measure(args, Path(folder)))
+            print_reports(reports, args)
     except BenchmarkError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     return reports
@@ -582,14 +582,14 @@ MODEL = {"--model": {"required": True, "type": Path, "help": "folder of a publis
 """For the options of `main`."""
 
 
-def show(reports: Sequence[Report], asked: argparse.Namespace) -> None:
+def print_reports(reports: Sequence[Report], args: argparse.Namespace) -> None:
     """Print reports and the machine, and write them as JSON where that was asked for."""
-    facts = machine(asked.peers)
+    facts = machine_facts(args.peers)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-    if asked.quick:
+    if args.quick:
         print("Sizes of a trial: the goals mean nothing here.\n")
     for report in reports:
         print(report)
-    if asked.json is not None:
+    if args.json is not None:
         data = {"machine": facts, "reports": [asdict(report) for report in reports]}
-        asked.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -42,21 +42,21 @@ class Size:
 
 def _batches(size: Size, device: str = "cpu") -> Iterator[Tensor]:
     """Return `[batch, length]` random tokens without end."""
-    return itertools.cycle(_tokens(size, _BATCHES * size.batch).to(device).split(size.batch))
+    return itertools.cycle(_random_tokens(size, _BATCHES * size.batch).to(device).split(size.batch))
 
 
-def _tokens(size: Size, rows: int) -> Tensor:
+def _random_tokens(size: Size, rows: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randint(5, size.vocabulary, (rows, size.length), generator=generator)
 
 
-def _masked(tokens: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _mask_tokens(tokens: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return tokens of which a share is hidden, and what they were, `IGNORED` elsewhere."""
     hidden = torch.rand(tokens.shape, generator=generator) < MASKED
     return tokens.masked_fill(hidden, MASK_TOKEN), tokens.masked_fill(~hidden, IGNORED)
 
 
-def _loop(
+def _train(
     arrive: Callable[[], None], optimizer: torch.optim.Optimizer, batches: Iterable[Tensor],
     loss_of: Callable[[Tensor], Tensor],
 ) -> None:  # fmt: skip
@@ -81,15 +81,15 @@ def products(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
     s = Size(**size)
     d = s.width
     shapes = [(d, 3 * d), (d, d), (d, s.feedforward), (s.feedforward, d)]
-    layers = [_linear(s.batch * s.length, *shape) for shape in shapes]
-    head = _linear(s.batch * s.length, d, s.vocabulary)
+    layers = [_linear_products(s.batch * s.length, *shape) for shape in shapes]
+    head = _linear_products(s.batch * s.length, d, s.vocabulary)
     while True:
         arrive()
         for multiply in [*(layers * s.depth), head]:
             multiply()
 
 
-def _linear(rows: int, inward: int, outward: int) -> Callable[[], None]:
+def _linear_products(rows: int, inward: int, outward: int) -> Callable[[], None]:
     """Return what does the three products of a linear layer."""
     x, y = torch.randn(rows, inward), torch.randn(rows, outward)
     weight, by_weight = torch.randn(outward, inward), torch.empty(outward, inward)
@@ -162,8 +162,8 @@ class PlainLanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits, `[batch, length, vocabulary]`."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(places))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(positions))
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.tokens.weight)
@@ -187,7 +187,7 @@ def plain_loop(
             logits = model(tokens)
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, dims=1).flatten())
 
-    _loop(arrive, optimizer, _batches(s, device), torch.compile(loss_of) if compiled else loss_of)
+    _train(arrive, optimizer, _batches(s, device), torch.compile(loss_of) if compiled else loss_of)
 
 
 # ------------------------------------------------------------------------- the tutorial's model
@@ -227,8 +227,8 @@ class _TutorialModel(nn.Module):
     def states(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """Return `[length, batch, width]`; `padding`, `[batch, length]`, is added to the scores."""
         length = len(tokens)
-        places = torch.arange(length, device=tokens.device).unsqueeze(-1)
-        h = self.dropout(self.tokens(tokens) + self.positions(places))
+        positions = torch.arange(length, device=tokens.device).unsqueeze(-1)
+        h = self.dropout(self.tokens(tokens) + self.positions(positions))
         mask = None
         if self.causal:
             mask = torch.full((length, length), -math.inf, device=h.device).triu(diagonal=1)
@@ -255,15 +255,15 @@ def tutorial(
     generator = torch.Generator().manual_seed(1)
 
     def loss_of(tokens: Tensor) -> Tensor:
-        shown = wanted = tokens.t().contiguous()
+        inputs = targets = tokens.t().contiguous()
         if not causal:
-            shown, wanted = _masked(shown, generator)
-        logits = model(shown)
+            inputs, targets = _mask_tokens(inputs, generator)
+        logits = model(inputs)
         if causal:
-            logits, wanted = logits[:-1], wanted[1:]
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED)
+            logits, targets = logits[:-1], targets[1:]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
-    _loop(arrive, optimizer, _batches(s), loss_of)
+    _train(arrive, optimizer, _batches(s), loss_of)
 
 
 def tutorial_classifier(
@@ -290,16 +290,16 @@ def tutorial_classifier(
     def loss_of(tokens: Tensor) -> Tensor:
         chosen = torch.randint(len(lengths), (s.batch,), generator=generator)
         ends = torch.tensor(lengths)[chosen] - 1
-        wanted = torch.randint(labels, (s.batch,), generator=generator)
+        targets = torch.randint(labels, (s.batch,), generator=generator)
         padding = torch.zeros(s.batch, s.length)
         padding.masked_fill_(torch.arange(s.length) > ends[:, None], -math.inf)
         sequences = tokens.t().contiguous()
         h = model.states(sequences, padding)
         shifted = model.head(h)[:-1].view(-1, s.vocabulary)
         language = F.cross_entropy(shifted, sequences[1:].view(-1), ignore_index=IGNORED)
-        return F.cross_entropy(classifier(h[ends, rows]), wanted) + 0.0 * language
+        return F.cross_entropy(classifier(h[ends, rows]), targets) + 0.0 * language
 
-    _loop(arrive, optimizer, _batches(s), loss_of)
+    _train(arrive, optimizer, _batches(s), loss_of)
 
 
 # --------------------------------------------------------------------------------- Hugging Face
@@ -338,7 +338,7 @@ def gpt2_trainer(
             learning_rate=RATE, max_grad_norm=CLIP, save_strategy="no", report_to="none",
             **(settings or {"use_cpu": True, "dataloader_pin_memory": False}),
         )  # fmt: skip
-        rows = [{"input_ids": row, "labels": row} for row in _tokens(s, 256 * s.batch)]
+        rows = [{"input_ids": row, "labels": row} for row in _random_tokens(s, 256 * s.batch)]
         model, callbacks = transformers.GPT2LMHeadModel(config), [AtEachStep()]
         transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
 
@@ -358,7 +358,7 @@ def bert_loop(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
     generator = torch.Generator().manual_seed(1)
 
     def loss_of(tokens: Tensor) -> Tensor:
-        shown, wanted = _masked(tokens, generator)
-        return model(input_ids=shown, labels=wanted).loss
+        inputs, targets = _mask_tokens(tokens, generator)
+        return model(input_ids=inputs, labels=targets).loss
 
-    _loop(arrive, optimizer, _batches(s), loss_of)
+    _train(arrive, optimizer, _batches(s), loss_of)

@@ -33,7 +33,7 @@ OURS = "transfer predict"
 THEIRS = {f"pipeline, batch_size={BATCH}": BATCH, "pipeline as it comes, batch_size=1": 1}
 
 
-def make_folder(texts: str, size: str, weights: str, folder: str) -> None:
+def write_model(texts: str, size: str, weights: str, folder: str) -> None:
     """Write the model and its tokenizer with transformers; run by the peers' interpreter."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertTokenizer
@@ -65,7 +65,7 @@ def _vocabulary(texts: Sequence[str]) -> list[str]:
 # ------------------------------------------------------------------------------------- workers
 
 
-def ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> None:
+def run_ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> None:
     """Run `transfer predict` again and again in this process; its model is read once."""
     from unittest.mock import patch
 
@@ -91,7 +91,7 @@ def ours(arrive: Gate, folder: str, texts: str, answers: str, device: str) -> No
             predict.predict(others)
 
 
-def theirs(arrive: Gate, folder: str, texts: str, answers: str, device: str, batch: int) -> None:
+def run_peer(arrive: Gate, folder: str, texts: str, answers: str, device: str, batch: int) -> None:
     """Label the questions by the pipeline of transformers, with a batch."""
     import torch
     from transformers import pipeline
@@ -112,54 +112,54 @@ def theirs(arrive: Gate, folder: str, texts: str, answers: str, device: str, bat
 # ----------------------------------------------------------------------------------- who compares
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure a pass over the questions by each."""
-    if asked.peers is None:
+    if args.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
-    questions = [question for _, question in product.trec(asked.data_dir)["test"]]
+    questions = [question for _, question in product.read_trec(args.data_dir)["test"]]
     texts, model = folder / "texts.txt", folder / "model"
     texts.write_text("".join(f"{question}\n" for question in questions), "utf-8")
-    size = json.dumps(TRIAL if asked.quick else SIZE)
-    make = measuring.calling("predict", "make_folder")
-    measuring.python(asked.peers, make, texts, size, asked.weights or "", model)
+    size = json.dumps(TRIAL if args.quick else SIZE)
+    code = measuring.call_code("predict", "write_model")
+    measuring.run_python(args.peers, code, texts, size, args.weights or "", model)
 
     def variant(name: str, function: str, python: str = "", **options: Any) -> Variant:
-        given = {"folder": str(model), "texts": str(texts), "answers": str(folder / name)}
-        given |= {"device": asked.device, **options}
-        env = {"RAYON_NUM_THREADS": str(asked.threads)}
-        return Variant(name, "predict", function, given, python, env)
+        worker_options = {"folder": str(model), "texts": str(texts), "answers": str(folder / name)}
+        worker_options |= {"device": args.device, **options}
+        env = {"RAYON_NUM_THREADS": str(args.threads)}
+        return Variant(name, "predict", function, worker_options, python, env)
 
-    variants = [variant(OURS, "ours")]
-    variants += [variant(name, "theirs", asked.peers, batch=n) for name, n in THEIRS.items()]
-    figures = measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
-    transfer, *peers = figures
-    apart = max(apart_at_most(folder / OURS, folder / peer.name) for peer in peers)
+    variants = [variant(OURS, "run_ours")]
+    variants += [variant(name, "run_peer", args.peers, batch=n) for name, n in THEIRS.items()]
+    figures = measuring.take_turns(variants, rounds=args.rounds, threads=args.threads)
+    ours, *peers = figures
+    difference = max(largest_difference(folder / OURS, folder / peer.name) for peer in peers)
     goals = [
-        measuring.compare(f"time over that of {peer.name}", transfer, peer, 1.0) for peer in peers
+        measuring.ratio_goal(f"time over that of {peer.name}", ours, peer, 1.0) for peer in peers
     ]
-    rows = measuring.rows_of(figures, {
+    rows = measuring.figure_rows(figures, {
         "texts a second": lambda figure: f"{len(questions) / figure.wall_s:,.0f}",
-        "its wall over ours": lambda figure: f"{measuring.ratio(figure, transfer):.3g}",
+        "its wall over ours": lambda figure: f"{measuring.ratio(figure, ours):.3g}",
     })  # fmt: skip
-    notes = [f"{len(questions)} questions of TREC; probabilities {apart:.1g} apart at most."]
-    weights = f"weights of {asked.weights.name}" if asked.weights else "random weights"
-    title = f"A BertForSequenceClassification, {weights}, {asked.threads} threads"
+    notes = [f"{len(questions)} questions of TREC; probabilities {difference:.1g} apart at most."]
+    weights = f"weights of {args.weights.name}" if args.weights else "random weights"
+    title = f"A BertForSequenceClassification, {weights}, {args.threads} threads"
     yield Report(title, figures, goals, rows, notes)
 
 
-def apart_at_most(ours_at: Path, peer: Path) -> float:
+def largest_difference(ours: Path, peer: Path) -> float:
     """Return how far the probabilities are apart at most."""
     shares = [
         [json.loads(line)["probabilities"] for line in path.read_text("utf-8").splitlines()]
-        for path in (ours_at, peer)
+        for path in (ours, peer)
     ]
     pairs = list(zip(*shares, strict=True))
     if any(mine.keys() != other.keys() for mine, other in pairs):
         raise BenchmarkError(f"{peer.name}: gives other labels than we do")
-    apart: float = max(abs(mine[label] - other[label]) for mine, other in pairs for label in mine)
-    if apart > TOLERANCE:
-        raise BenchmarkError(f"{peer.name}: probabilities are up to {apart:.2g} from ours")
-    return apart
+    largest: float = max(abs(mine[label] - other[label]) for mine, other in pairs for label in mine)
+    if largest > TOLERANCE:
+        raise BenchmarkError(f"{peer.name}: probabilities are up to {largest:.2g} from ours")
+    return largest
 
 
 if __name__ == "__main__":

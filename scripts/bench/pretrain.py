@@ -18,7 +18,7 @@ from typing import Any
 
 import measuring
 import product
-from measuring import Figure, Gate, Goal, Report, Variant, compare
+from measuring import Figure, Gate, Goal, Report, Variant, ratio_goal
 
 OURS = "transfer"
 PRODUCTS = "matrix products of the linear layers"
@@ -53,76 +53,76 @@ LOSS_ROWS, LOSS_WIDTH = 2048, 410
 LOSS_VOCABULARIES = (8_192, 28_996, 100_000, 250_000)
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure steps, and the loss over a vocabulary."""
-    yield from (steps(name, asked, folder) for name in SETS)
-    yield memory(asked)
+    yield from (compare_steps(name, args, folder) for name in SETS)
+    yield loss_memory(args)
 
 
-def steps(name: str, asked: argparse.Namespace, folder: Path) -> Report:
+def compare_steps(name: str, args: argparse.Namespace, folder: Path) -> Report:
     """Compare a step of ours with those of the peers of a set."""
     title, objective, peers = SETS[name]
-    size = product.TRIAL if asked.quick else product.TUTORIAL
-    words, material = product.sized(size, folder)
+    size = product.TRIAL if args.quick else product.TUTORIAL
+    words, material = product.sized_run(size, folder)
     variants = [material.worker([f"objective={objective}", *words])]
     for peer, (function, options) in peers.items():
-        python = asked.peers if peer in (GPT2, BERT) else ""
+        python = args.peers if peer in (GPT2, BERT) else ""
         if python is not None:
-            given = {"size": size, **options}
-            variants.append(Variant(peer, "peers", function, given, python))
+            worker_options = {"size": size, **options}
+            variants.append(Variant(peer, "peers", function, worker_options, python))
     figures = {
         figure.name: figure
-        for figure in measuring.take_turns(variants, rounds=asked.rounds, threads=asked.threads)
+        for figure in measuring.take_turns(variants, rounds=args.rounds, threads=args.threads)
     }
     ours = figures[OURS]
     goals = [
-        compare(f"{name}: time over that of {peer}", ours, figures[peer], LIMITS[peer])
+        ratio_goal(f"{name}: time over that of {peer}", ours, figures[peer], LIMITS[peer])
         for peer in figures
         if peer in LIMITS and (name, peer) != ("mlm", TUTORIALS)
     ]
-    notes = [] if asked.peers else [measuring.NO_PEERS]
+    notes = [] if args.peers else [measuring.NO_PEERS]
     if GPT2 in figures:
         text = f"{name}: memory over that of {GPT2}"
-        goals.append(compare(text, ours, figures[GPT2], MEMORY_LIMIT, of="peak_mib"))
+        goals.append(ratio_goal(text, ours, figures[GPT2], MEMORY_LIMIT, of="peak_mib"))
     if ATTENTION in figures:
         both = (figures[kind].samples for kind in (PRODUCTS, ATTENTION))
-        over = statistics.median(
-            own.wall_s / (linear.wall_s + attention.wall_s)
-            for own, linear, attention in zip(ours.samples, *both, strict=True)
+        ratio = statistics.median(
+            step.wall_s / (linear.wall_s + attention.wall_s)
+            for step, linear, attention in zip(ours.samples, *both, strict=True)
         )
-        notes.append(f"Over both kinds of products: {over:.3g} x their time.")
+        notes.append(f"Over both kinds of products: {ratio:.3g} x their time.")
     if name == "mlm":
         notes.append(f"Over the tutorial's model: {measuring.ratio(ours, figures[TUTORIALS]):.3g}.")
-    title = f"A step of {title}, {product.title_of(size)}"
+    title = f"A step of {title}, {product.size_title(size)}"
     return Report(title, list(figures.values()), goals, notes=notes)
 
 
 # ------------------------------------------------------------- the loss over a vocabulary, alone
 
 
-def loss_alone(arrive: Gate, vocabulary: int, *, chunked: bool) -> None:
+def repeat_loss(arrive: Gate, vocabulary: int, *, chunked: bool) -> None:
     """Repeat a loss and its gradients; the base of memory has all that they are made from."""
     import torch
     import torch.nn.functional as F
 
     from transfer_cli.model.vocabulary_loss import summed_cross_entropy
 
-    def once(rows: int, entries: int) -> Iterator[None]:
+    def loss_steps(rows: int, entries: int) -> Iterator[None]:
         h = torch.randn(rows, LOSS_WIDTH, requires_grad=True)
         table = (torch.randn(entries, LOSS_WIDTH) * 0.02).requires_grad_()
-        wanted = torch.randint(0, entries, (rows,))
+        targets = torch.randint(0, entries, (rows,))
         while True:
             yield
             h.grad = table.grad = None
             if chunked:
-                summed_cross_entropy(h, table, None, wanted).backward()
+                summed_cross_entropy(h, table, None, targets).backward()
             else:
-                F.cross_entropy(F.linear(h, table), wanted, reduction="sum").backward()
+                F.cross_entropy(F.linear(h, table), targets, reduction="sum").backward()
 
     # Threads and the library's own workspaces are no part of the loss.
-    warm = once(256, 1024)
+    warm = loss_steps(256, 1024)
     next(warm), next(warm)
-    losses = once(LOSS_ROWS, vocabulary)
+    losses = loss_steps(LOSS_ROWS, vocabulary)
     next(losses)
     arrive.rebase()
     while True:
@@ -130,24 +130,22 @@ def loss_alone(arrive: Gate, vocabulary: int, *, chunked: bool) -> None:
         next(losses)
 
 
-def memory(asked: argparse.Namespace) -> Report:
+def loss_memory(args: argparse.Namespace) -> Report:
     """Measure what the loss over a vocabulary takes of memory, by its size."""
-    vocabularies = LOSS_VOCABULARIES[:2] if asked.quick else LOSS_VOCABULARIES
+    vocabularies = LOSS_VOCABULARIES[:2] if args.quick else LOSS_VOCABULARIES
     rows, figures = [["vocabulary", "the project's loss, MiB", "all logits, MiB"]], list[Figure]()
     ours = []
     for vocabulary in vocabularies:
-        taken = []
+        loss_mib = []
         for chunked in (True, False):
             options = {"vocabulary": vocabulary, "chunked": chunked}
-            variant = Variant(f"loss {options}", "pretrain", "loss_alone", options)
+            variant = Variant(f"loss {options}", "pretrain", "repeat_loss", options)
             # One after the other: with all logits, the largest take gigabytes.
-            figures += measuring.take_turns(
-                [variant], rounds=1, unmeasured=0, threads=asked.threads
-            )
+            figures += measuring.take_turns([variant], rounds=1, unmeasured=0, threads=args.threads)
             gradient = vocabulary * LOSS_WIDTH * 4 / 2**20
-            taken.append(figures[-1].peak_mib - figures[-1].samples[0].base_mib - gradient)
-        rows.append([f"{vocabulary:,}", *(f"{mib:,.0f}" for mib in taken)])
-        ours.append(taken[0])
+            loss_mib.append(figures[-1].peak_mib - figures[-1].samples[0].base_mib - gradient)
+        rows.append([f"{vocabulary:,}", *(f"{mib:,.0f}" for mib in loss_mib)])
+        ours.append(loss_mib[0])
     text = f"loss memory, {vocabularies[-1]:,} tokens of vocabulary over {vocabularies[0]:,}"
     goal = Goal(text, ours[-1] / max(1.0, ours[0]), 1.5)
     notes = [

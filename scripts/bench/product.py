@@ -30,7 +30,7 @@ ENDLESS = (
 )  # fmt: skip
 """The engine, records and the progress bar are on; validation and checkpoints never come."""
 
-UNDISTURBED = ("device=cpu", "precision=fp32", *ENDLESS)
+ENDLESS_ON_CPU = ("device=cpu", "precision=fp32", *ENDLESS)
 """The same on a CPU."""
 
 SIZES = ("width", "heads", "depth", "feedforward", "vocabulary", "length", "batch")
@@ -62,7 +62,7 @@ class Material:
         """Where a command keeps what it makes of them."""
         return {"TRANSFER_CACHE": str(self.folder / "cache"), "TRANSFER_DATA": str(self.folder)}
 
-    def worker(self, words: Sequence[str], function: str = "pretrain") -> Variant:
+    def worker(self, words: Sequence[str], function: str = "train") -> Variant:
         """Return the variant that is `transfer pretrain WORDS` itself."""
         return Variant("transfer", "product", function, {"words": list(words)}, env=self.env)
 
@@ -87,26 +87,26 @@ def make_material(
         **dict.fromkeys(("normalizer", "post_processor", "decoder", "truncation", "padding")),
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    drawn = random.Random(0)  # noqa: S311 - a text, not a key
-    lines = (" ".join(drawn.choices(words, k=-(-tokens // _LINES))) for _ in range(_LINES))
+    generator = random.Random(0)  # noqa: S311 - a text, not a key
+    lines = (" ".join(generator.choices(words, k=-(-tokens // _LINES))) for _ in range(_LINES))
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
     return Material(folder)
 
 
-def sized(size: dict[str, int], folder: Path) -> tuple[list[str], Material]:
+def sized_run(size: dict[str, int], folder: Path) -> tuple[list[str], Material]:
     """Return the overrides of a model and batch of a size on a CPU, and a text for its steps."""
     material = make_material(folder, size["vocabulary"], 40 * size["batch"] * size["length"])
-    words = ["model=tutorial", *model_words(size), f"loop.clip={CLIP}"]
-    return [*words, *material.words, *UNDISTURBED], material
+    words = ["model=tutorial", *model_overrides(size), f"loop.clip={CLIP}"]
+    return [*words, *material.words, *ENDLESS_ON_CPU], material
 
 
-def model_words(size: dict[str, int]) -> list[str]:
+def model_overrides(size: dict[str, int]) -> list[str]:
     """Return the overrides that give a model and its batches a size."""
     named = [f"model.{name}={size[name]}" for name in ("width", "heads", "depth", "feedforward")]
     return [*named, f"model.positions={size['length']}", f"loop.batch={size['batch']}"]
 
 
-def title_of(size: dict[str, int]) -> str:
+def size_title(size: dict[str, int]) -> str:
     """Return a size in words."""
     return (
         f"{size['batch']} x {size['length']} tokens, width {size['width']}, depth {size['depth']}, "
@@ -114,7 +114,7 @@ def title_of(size: dict[str, int]) -> str:
     )
 
 
-def trec(data_dir: Path) -> dict[str, list[tuple[str, str]]]:
+def read_trec(data_dir: Path) -> dict[str, list[tuple[str, str]]]:
     """Return labels and questions of TREC; of ten for training one is for validation."""
     rows: dict[str, list[tuple[str, str]]] = {}
     for split, name in (("train", "train_5500.label"), ("test", "TREC_10.label")):
@@ -141,17 +141,17 @@ class _EnoughError(BaseException):
     """Ends a command that has been measured; no `Exception`, so that nobody reports it."""
 
 
-def pretrain(arrive: Callable[[], None], words: Sequence[str], command: str = "pretrain") -> None:
+def train(arrive: Callable[[], None], words: Sequence[str], command: str = "pretrain") -> None:
     """Run `transfer COMMAND WORDS`, all of it, and stop at the start of each step."""
     from ignite.engine import Engine, Events
 
-    def run(engine: Engine, *given: Any, **settings: Any) -> Any:
+    def run(engine: Engine, *arguments: Any, **settings: Any) -> Any:
         engine.add_event_handler(Events.ITERATION_STARTED, lambda _: arrive())
-        return original(engine, *given, **settings)
+        return original(engine, *arguments, **settings)
 
     original = Engine.run
     with patch.object(Engine, "run", run):
-        _command(words, command)
+        _run_command(words, command)
 
 
 def pretrain_timed(arrive: Gate, words: Sequence[str]) -> None:
@@ -162,36 +162,36 @@ def pretrain_timed(arrive: Gate, words: Sequence[str]) -> None:
     """
     from ignite.engine import Engine, Events
 
-    parts = _Parts()
+    parts = _PartTimer()
 
-    def run(engine: Engine, *given: Any, **settings: Any) -> Any:
+    def run(engine: Engine, *arguments: Any, **settings: Any) -> Any:
         step = engine._process_function
 
-        def timed(*of_step: Any) -> Any:
+        def timed(*step_arguments: Any) -> Any:
             parts.begin("step")
-            report = step(*of_step)
+            report = step(*step_arguments)
             parts.begin("engine")
             return report
 
         engine._process_function = timed
-        on = engine.add_event_handler
-        on(Events.GET_BATCH_STARTED, lambda _: parts.begin("batch"))
-        on(Events.GET_BATCH_COMPLETED, lambda _: parts.begin("engine"))
-        on(Events.ITERATION_STARTED, lambda _: stop())
-        return original(engine, *given, **settings)
+        add_handler = engine.add_event_handler
+        add_handler(Events.GET_BATCH_STARTED, lambda _: parts.begin("batch"))
+        add_handler(Events.GET_BATCH_COMPLETED, lambda _: parts.begin("engine"))
+        add_handler(Events.ITERATION_STARTED, lambda _: stop())
+        return original(engine, *arguments, **settings)
 
     def stop() -> None:
         parts.begin("stopped")
-        arrive.note(**parts.passed())
+        arrive.note(**parts.take_sums())
         arrive()
         parts.begin("engine")
 
     original = Engine.run
     with patch.object(Engine, "run", run):
-        _command(words, "pretrain")
+        _run_command(words, "pretrain")
 
 
-class _Parts:
+class _PartTimer:
     """Adds up the time of parts that follow each other."""
 
     def __init__(self) -> None:
@@ -206,13 +206,13 @@ class _Parts:
             self._sums[f"{self._now}_{key}"] += passed
         self._now, self._wall, self._cpu = name, wall, cpu
 
-    def passed(self) -> dict[str, float]:
+    def take_sums(self) -> dict[str, float]:
         """Return the sums, and begin anew."""
         sums, self._sums = self._sums, Counter()
         return sums
 
 
-def in_place_of_engine(
+def replace_engine(
     words: Sequence[str],
     body: Callable[[Callable[[int], Any], Any], None],
     command: str = "pretrain",
@@ -236,10 +236,10 @@ def in_place_of_engine(
         raise _EnoughError
 
     with patch.object(Engine, "run", run), suppress(_EnoughError):
-        _command(words, command)
+        _run_command(words, command)
 
 
-def built(words: Sequence[str]) -> Any:
+def build_finetuning(words: Sequence[str]) -> Any:
     """Return what `transfer finetune WORDS` is put together from."""
     from transfer_cli.assembly.run import build_run
     from transfer_cli.config import compose, flags
@@ -248,7 +248,7 @@ def built(words: Sequence[str]) -> Any:
     return build_run(compose.load_config("finetune", request), "finetune")
 
 
-def _command(words: Sequence[str], command: str) -> None:
+def _run_command(words: Sequence[str], command: str) -> None:
     from transfer_cli.cli import main
 
     sys.exit(main([command, *words]))

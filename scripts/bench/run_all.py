@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder that needs no GPU; print what came of all goals in one table.
+"""Run the benchmarks that need neither GPU nor server; print what came of all goals in one table.
 
     python scripts/bench/run_all.py [--only pretrain engine ...]
 
@@ -22,14 +22,14 @@ FAILED = "(failed)"
 CASES = ("pretrain", "engine", "finetune", "predict", "encoding", "startup")
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Run the cases; report what they found, and at last all goals."""
     rows = [["benchmark", "goal", "value", "limit", "", "s"]]
-    for name in asked.only:
-        words = ["--json", folder / f"{name}.json", "--threads", asked.threads]
-        words += ["--data-dir", asked.data_dir]
-        words += ["--peers", asked.peers] if asked.peers else []
-        words += ["--quick"] if asked.quick else []
+    for name in args.only:
+        words = ["--json", folder / f"{name}.json", "--threads", args.threads]
+        words += ["--data-dir", args.data_dir]
+        words += ["--peers", args.peers] if args.peers else []
+        words += ["--quick"] if args.quick else []
         print(f"running {name}", flush=True)
         began = time.perf_counter()
         case = [sys.executable, measuring.FOLDER / f"{name}.py", *words]

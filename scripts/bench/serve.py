@@ -34,7 +34,7 @@ CLIENTS, LARGE, ALONE = 32, 32, 30
 PATIENCE_S = 600.0
 
 
-def peer(folder: str, port: str) -> None:
+def serve_peer(folder: str, port: str) -> None:
     """Serve a pipeline of transformers by FastAPI; run by the peers' interpreter."""
     import uvicorn
     from fastapi import FastAPI
@@ -44,13 +44,13 @@ def peer(folder: str, port: str) -> None:
     app = FastAPI()
 
     @app.post("/predict")
-    def answer(asked: dict[str, list[str]]) -> dict[str, list[dict[str, object]]]:
-        return {"predictions": label(asked["texts"], batch_size=predict.BATCH)}
+    def answer(request: dict[str, list[str]]) -> dict[str, list[dict[str, object]]]:
+        return {"predictions": label(request["texts"], batch_size=predict.BATCH)}
 
     uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")
 
 
-def model_alone(folder: str) -> None:
+def time_model(folder: str) -> None:
     """Answer texts of standard input, a JSON list a line; write the seconds."""
     import transfer_cli
 
@@ -76,9 +76,9 @@ async def ask(port: int, requests: Sequence[Sequence[str]], clients: int) -> lis
             writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
             answer = await reader.readuntil(b"\r\n\r\n")
             size = int(re.search(rb"(?i)content-length: (\d+)", answer)[1])
-            said = await reader.readexactly(size)
+            content = await reader.readexactly(size)
             if not answer.startswith(b"HTTP/1.1 200"):
-                raise BenchmarkError(f"port {port}: {said[:200]!r}")
+                raise BenchmarkError(f"port {port}: {content[:200]!r}")
             seconds.append(time.perf_counter() - began)
         writer.close()
 
@@ -86,28 +86,28 @@ async def ask(port: int, requests: Sequence[Sequence[str]], clients: int) -> lis
     return seconds
 
 
-def timed(port: int, requests: Sequence[Sequence[str]], clients: int) -> tuple[float, list[float]]:
+def clock(port: int, requests: Sequence[Sequence[str]], clients: int) -> tuple[float, list[float]]:
     """Return the seconds of all requests together, and of each."""
-    began, each = time.perf_counter(), asyncio.run(ask(port, requests, clients))
-    return time.perf_counter() - began, each
+    began, seconds = time.perf_counter(), asyncio.run(ask(port, requests, clients))
+    return time.perf_counter() - began, seconds
 
 
-def begun(words: Sequence[str], threads: int, **pipes: Any) -> subprocess.Popen:
+def spawn(words: Sequence[str], threads: int, **pipes: Any) -> subprocess.Popen:
     """Start a process that computes with so many threads."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     return subprocess.Popen(words, env=environment, **pipes)
 
 
-def started(stack: ExitStack, words: Sequence[str], threads: int) -> tuple[int, int]:
+def start_server(stack: ExitStack, words: Sequence[str], threads: int) -> tuple[int, int]:
     """Start a server whose last word is its port; return port and process once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = begun([*words[:-1], f"{words[-1]}{port}"], threads, stdout=subprocess.DEVNULL)
+    process = spawn([*words[:-1], f"{words[-1]}{port}"], threads, stdout=subprocess.DEVNULL)
     stack.callback(process.wait)
     stack.callback(process.terminate)
-    ends = time.monotonic() + PATIENCE_S
-    while time.monotonic() < ends and process.poll() is None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError, asyncio.IncompleteReadError):
             asyncio.run(ask(port, [["Who ?"]], 1))
             return port, process.pid
@@ -115,10 +115,10 @@ def started(stack: ExitStack, words: Sequence[str], threads: int) -> tuple[int, 
     raise BenchmarkError(f"{words[0]}: does not answer")
 
 
-def alone(stack: ExitStack, folder: Path, threads: int) -> Callable[[Sequence[str]], float]:
+def start_model(stack: ExitStack, folder: Path, threads: int) -> Callable[[Sequence[str]], float]:
     """Return what gives the seconds in which the model alone answers texts."""
-    words = [sys.executable, "-c", measuring.calling("serve", "model_alone"), str(folder)]
-    process = begun(words, threads, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", measuring.call_code("serve", "time_model"), str(folder)]
+    process = spawn(words, threads, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stack.callback(process.kill)
 
     def seconds(texts: Sequence[str]) -> float:
@@ -130,20 +130,20 @@ def alone(stack: ExitStack, folder: Path, threads: int) -> Callable[[Sequence[st
     return seconds
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure both servers and the model alone, and perhaps a soak."""
-    if asked.peers is None:
+    if args.peers is None:
         raise BenchmarkError(measuring.NO_PEERS)
-    questions = [question for _, question in product.trec(asked.data_dir)["test"]]
-    (folder / "texts.txt").write_text("".join(f"{each}\n" for each in questions), "utf-8")
-    make = measuring.calling("predict", "make_folder")
+    questions = [question for _, question in product.read_trec(args.data_dir)["test"]]
+    (folder / "texts.txt").write_text("".join(f"{question}\n" for question in questions), "utf-8")
+    code = measuring.call_code("predict", "write_model")
 
-    def made(name: str, size: dict[str, int], weights: str) -> Path:
+    def make(name: str, size: dict[str, int], weights: str) -> Path:
         words = (folder / "texts.txt", json.dumps(size), weights, folder / name)
-        measuring.python(asked.peers, make, *words)
+        measuring.run_python(args.peers, code, *words)
         return folder / name
 
-    model = made("model", predict.TRIAL if asked.quick else predict.SIZE, str(asked.weights or ""))
+    model = make("model", predict.TRIAL if args.quick else predict.SIZE, str(args.weights or ""))
     ones = [[question] for question in questions]
     large = [questions[n : n + LARGE] for n in range(0, len(questions), LARGE)]
     ways = (
@@ -153,49 +153,49 @@ def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
         ),
         (f"{LARGE} a request", large, CLIENTS // 8),
     )
-    own = ["serve", model, "device=cpu", "precision=fp32", "port="]
-    theirs = [asked.peers, "-c", measuring.calling("serve", "peer"), str(model), ""]
-    found: dict[str, list[float]] = {}
+    command = ["serve", model, "device=cpu", "precision=fp32", "port="]
+    theirs = [args.peers, "-c", measuring.call_code("serve", "serve_peer"), str(model), ""]
+    samples: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        seconds = alone(stack, model, asked.threads)
-        ports = {OURS: started(stack, measuring.transfer(*own), asked.threads)[0],
-                 "FastAPI, pipeline": started(stack, theirs, asked.threads)[0]}  # fmt: skip
-        for number in range(asked.rounds):
-            one = 1000 * statistics.median(seconds(texts) for texts in ones[:ALONE])
-            whole = len(questions) / seconds(questions)
-            values = {"load: ms a text": one, "load: texts a second": whole}
+        seconds = start_model(stack, model, args.threads)
+        ports = {OURS: start_server(stack, measuring.transfer_command(*command), args.threads)[0],
+                 "FastAPI, pipeline": start_server(stack, theirs, args.threads)[0]}  # fmt: skip
+        for number in range(args.rounds):
+            base_ms = 1000 * statistics.median(seconds(texts) for texts in ones[:ALONE])
+            base_rate = len(questions) / seconds(questions)
+            values = {"load: ms a text": base_ms, "load: texts a second": base_rate}
             for name in [*ports][:: -1 if number % 2 else 1]:
-                took = 1000 * statistics.median(timed(ports[name], ones[:ALONE], 1)[1])
-                values |= {f"{name}: ms a text": took, f"{name}: ms above load": took - one}
+                ms = 1000 * statistics.median(clock(ports[name], ones[:ALONE], 1)[1])
+                values |= {f"{name}: ms a text": ms, f"{name}: ms above load": ms - base_ms}
                 for way, requests, clients in ways:
-                    rate = len(questions) / timed(ports[name], requests, clients)[0]
+                    rate = len(questions) / clock(ports[name], requests, clients)[0]
                     values[f"{name}: texts a second, {way}"] = rate
-                    values[f"{name}: {way} over load"] = rate / whole
+                    values[f"{name}: {way} over load"] = rate / base_rate
             for what, value in values.items():
-                found.setdefault(what, []).append(value)
-    medians = {name: statistics.median(values) for name, values in found.items()}
+                samples.setdefault(what, []).append(value)
+    medians = {name: statistics.median(values) for name, values in samples.items()}
     goals = [Goal("p50 above load, ms", medians[f"{OURS}: ms above load"], 15)]
     for way, *_ in ways:
         rate = medians[f"{OURS}: {way} over load"]
         goals.append(Goal(f"texts a second over load, {way}", rate, 0.9, at_most=False))
     rows = [["what", "median"], *([name, f"{value:.3g}"] for name, value in medians.items())]
     yield Report(f"{len(questions)} questions", (), goals, rows)
-    if asked.soak:
-        yield soak(made("tiny", predict.TRIAL, ""), questions, asked.soak, asked.threads)
+    if args.soak:
+        yield soak(make("tiny", predict.TRIAL, ""), questions, args.soak, args.threads)
 
 
 def soak(model: Path, questions: Sequence[str], count: int, threads: int) -> Report:
     """Ask a server very often; compare its memory early and late."""
-    words = measuring.transfer("serve", model, "device=cpu", "precision=fp32", "port=")
+    words = measuring.transfer_command("serve", model, "device=cpu", "precision=fp32", "port=")
     requests = [[questions[n % len(questions)]] for n in range(count)]
     rows = [["requests", "MiB"]]
     with ExitStack() as stack:
-        port, process = started(stack, words, threads)
+        port, process = start_server(stack, words, threads)
         for part in range(10):
             asyncio.run(ask(port, requests[part * count // 10 : (part + 1) * count // 10], CLIENTS))
             status = Path(f"/proc/{process}/status").read_text("ascii")
-            held = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
-            rows.append([f"{(part + 1) * count // 10:,}", f"{held:.1f}"])
+            resident_mib = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+            rows.append([f"{(part + 1) * count // 10:,}", f"{resident_mib:.1f}"])
     growth = float(rows[-1][1]) / float(rows[1][1])
     goal = Goal("memory at the end over that after a tenth", growth, 1.02)
     return Report("soak", (), [goal], rows)

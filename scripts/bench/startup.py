@@ -18,7 +18,7 @@ from pathlib import Path
 
 import measuring
 import product
-from measuring import Command, Report, compare
+from measuring import Command, Report, ratio_goal
 
 HYDRA = "import hydra"
 HELP = "transfer --help"
@@ -29,37 +29,38 @@ BOTH_ALONE = f"{BOTH}, until they are there"
 FIRST_STEP = "transfer pretrain, to the end of its first step"
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> Iterator[Report]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Make a text, prepare it, and measure everything in turns."""
-    made = product.make_material(folder, *((500, 20_000) if asked.quick else (28_996, 1_000_000)))
-    env = {**made.env, "PYTHONDONTWRITEBYTECODE": ""}
+    size = (500, 20_000) if args.quick else (28_996, 1_000_000)
+    material = product.make_material(folder, *size)
+    env = {**material.env, "PYTHONDONTWRITEBYTECODE": ""}
     data = ["data=text", f'data.train="{folder / "text.txt"}"']
-    run, sign = folder / "run", folder / "imported"
-    pretrain = ["model=tiny", *data, f"run.dir={run}", "loop.batch=1", *product.UNDISTURBED]
-    measuring.once(Command("prepare", measuring.transfer("prepare", *data), env))
+    run, marker = folder / "run", folder / "imported"
+    pretrain = ["model=tiny", *data, f"run.dir={run}", "loop.batch=1", *product.ENDLESS_ON_CPU]
+    measuring.run_once(Command("prepare", measuring.transfer_command("prepare", *data), env))
     step = Command(
-        FIRST_STEP, measuring.transfer("pretrain", *pretrain), env,
+        FIRST_STEP, measuring.transfer_command("pretrain", *pretrain), env,
         partial(shutil.rmtree, run, ignore_errors=True), run / "metrics.jsonl",
     )  # fmt: skip
 
-    def imports(name: str, code: str, until: Path | None = None) -> Command:
-        clear = partial(sign.unlink, missing_ok=True)
+    def import_command(name: str, code: str, until: Path | None = None) -> Command:
+        clear = partial(marker.unlink, missing_ok=True)
         return Command(name, [sys.executable, "-c", code], env, clear, until)
 
     commands = [
-        imports("nothing", "pass"),
-        imports(HYDRA, HYDRA),
-        Command(HELP, measuring.transfer("--help"), env),
-        Command(COMMAND_HELP, measuring.transfer("pretrain", "--help"), env),
-        imports(TORCH, TORCH),
-        imports(BOTH, BOTH),
-        imports(BOTH_ALONE, f"{BOTH}; open({str(sign)!r}, 'w').write('x')", sign),
+        import_command("nothing", "pass"),
+        import_command(HYDRA, HYDRA),
+        Command(HELP, measuring.transfer_command("--help"), env),
+        Command(COMMAND_HELP, measuring.transfer_command("pretrain", "--help"), env),
+        import_command(TORCH, TORCH),
+        import_command(BOTH, BOTH),
+        import_command(BOTH_ALONE, f"{BOTH}; open({str(marker)!r}, 'w').write('x')", marker),
         step,
     ]
-    figures = measuring.commands_in_turns(commands, rounds=asked.rounds, threads=asked.threads)
+    figures = measuring.run_in_turns(commands, rounds=args.rounds, threads=args.threads)
     by_name = {figure.name: figure for figure in figures}
     goals = [
-        compare(f"{name}, over {other}: {text}", by_name[name], by_name[other], limit, of=of)
+        ratio_goal(f"{name}, over {other}: {text}", by_name[name], by_name[other], limit, of=of)
         for name, other, limit in ((FIRST_STEP, BOTH, 1.3), (HELP, HYDRA, 2.0))
         for text, of in (("wall", "wall_s"), ("CPU", "cpu_s"))
     ]

@@ -77,79 +77,79 @@ class Way:
 class Bench:
     """What was asked for, and how a set of ways takes turns."""
 
-    def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
-        self.asked, self.folder = asked, folder
-        self.is_gpu = asked.device.startswith("cuda")
-        self.rounds, self.steps = (1, 2) if asked.quick else (ROUNDS, STEPS)
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args, self.folder = args, folder
+        self.is_gpu = args.device.startswith("cuda")
+        self.rounds, self.steps = (1, 2) if args.quick else (ROUNDS, STEPS)
         self._materials: dict[tuple[int, bool], product.Material] = {}
         self.part = ""
-        precision = Precision("bf16", torch.device(asked.device))
+        precision = Precision("bf16", torch.device(args.device))
         self.peak_flops = peak_flops(precision) or math.inf
 
     def size(self, way: Way) -> dict[str, int]:
         """Return the size of a way, or that of a trial."""
-        return gpu.SIZES["trial" if self.asked.quick else way.size]
+        return gpu.SIZES["trial" if self.args.quick else way.size]
 
     def take_turns(self, ways: Sequence[Way]) -> Iterator[Record]:
         """Let ways take turns; yield what a step of each takes. One that fails is left out."""
-        known = [
+        runnable = [
             way
             for way in ways
-            if (self.asked.before is not None or not way.before)
+            if (self.args.before is not None or not way.before)
             and (self.is_gpu or way.words[-1:] != CUDA_GRAPHS)
         ]
         with contextlib.ExitStack() as ending:
             workers = {}
-            for way in known:
+            for way in runnable:
                 workers[way.name] = Worker(self._variant(way), 2, self.folder)
                 ending.callback(workers[way.name].end)
-            yield from _drop_failed(workers, lambda worker: worker.result())
+            yield from _drop_failed(workers)
             for worker in workers.values():  # all compile at the same time, and see an epoch's end
                 worker.go(2)
-            yield from _drop_failed(workers, lambda worker: worker.result())
+            yield from _drop_failed(workers)
             turns: dict[str, list[Turn]] = {name: [] for name in workers}
             for number in range(self.rounds + 1):
                 order = list(workers) if number % 2 == 0 else list(reversed(workers))
                 for name in order:
                     workers[name].go(1)
                     turns[name].append(workers[name].result())
-            for way in known:
+            for way in runnable:
                 if way.name in turns:
-                    yield self._record(way, turns[way.name])
+                    yield self._summarize(way, turns[way.name])
 
-    def _record(self, way: Way, turns: Sequence[Turn]) -> Record:
+    def _summarize(self, way: Way, turns: Sequence[Turn]) -> Record:
         """Return the figures of a way; the last of its turns was profiled."""
         *timed, profiled = turns
         seconds = [turn.wall_s / self.steps for turn in timed]
-        size, middle = self.size(way), statistics.median(seconds)
-        rate = size["batch"] * size["length"] / middle
+        size, median_s = self.size(way), statistics.median(seconds)
+        rate = size["batch"] * size["length"] / median_s
         mfu = rate * gpu.flops_per_token(size) / self.peak_flops
         profile = {name: round(value, 3) for name, value in profiled.notes.items()}
         return {
-            "way": way.name, "size": way.size, "ms": round(1000 * middle, 3),
-            "all ms": [round(1000 * each, 2) for each in seconds], "MFU": round(mfu, 4),
+            "way": way.name, "size": way.size, "ms": round(1000 * median_s, 3),
+            "all ms": [round(1000 * step_s, 2) for step_s in seconds], "MFU": round(mfu, 4),
             "tokens/s": round(rate), "MiB": round(timed[-1].notes.get("gpu_mib", 0.0)),
             "profile": profile,
         }  # fmt: skip
 
     def _variant(self, way: Way) -> Variant:
-        size, quick = self.size(way), self.asked.quick
-        turns = {"steps": self.steps, "device": self.asked.device, "profiled": 2 + self.rounds}
+        size, quick = self.size(way), self.args.quick
+        turns = {"steps": self.steps, "device": self.args.device, "profiled": 2 + self.rounds}
         if way.function != "transfer_run":
             options = {**turns, "size": size, "compiled": not quick}
             return Variant(way.name, "gpu", way.function, options)
         material = self._material(size, is_short=way.is_short)
         run = re.sub(r"\W+", "-", f"{self.part} {way.name}")
-        preset = way.model or re.sub("-(odd|two)$", "", way.size)
+        preset = way.model or way.size.removesuffix("-two")
         words = [
-            f"model={preset}", *product.model_words(size), "model.attention_dropout=0",
+            f"model={preset}", *product.model_overrides(size), "model.attention_dropout=0",
             f"loop.compile={str(not quick).lower()}", "loop.log_every=50", *material.words,
-            *product.ENDLESS, f"device={self.asked.device}",
+            *product.ENDLESS, f"device={self.args.device}",
             "precision=bf16", *way.words,
             f"run.dir={self.folder / run}",
         ]  # fmt: skip
         options = {**turns, "words": words}
-        paths = [self.asked.before if way.before else "", str(ROOT), os.environ.get("PYTHONPATH")]
+        paths = [self.args.before if way.before else "", str(ROOT), os.environ.get("PYTHONPATH")]
         env = {**material.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return Variant(way.name, "gpu", way.function, options, env=env)
 
@@ -212,11 +212,11 @@ PARTS: dict[str, tuple[float, Callable[[Bench], Iterator[Record]]]] = {
 """Each part's limit in seconds, and what it does."""
 
 
-def _drop_failed(workers: dict[str, Worker], call: Callable[[Worker], object]) -> Iterator[Record]:
-    """Call something of each worker; take those out that fail, and say why."""
+def _drop_failed(workers: dict[str, Worker]) -> Iterator[Record]:
+    """Wait for a turn of each worker; take those out that fail, and say why."""
     for name, worker in list(workers.items()):
         try:
-            call(worker)
+            worker.result()
         except BenchmarkError as error:
             del workers[name]
             yield {"way": name, "failed": str(error)[-1500:]}
@@ -232,30 +232,30 @@ def _interrupt(*_: object) -> None:
 
 def run_parts(bench: Bench, out: Path) -> Iterator[Record]:
     """Run what was asked for; write and yield each record."""
-    end = time.monotonic() + bench.asked.seconds
+    end = time.monotonic() + bench.args.seconds
     signal.signal(signal.SIGALRM, _interrupt)
-    for part in bench.asked.parts:
+    for part in bench.args.parts:
         limit_s, measure = PARTS[part]
         left = end - time.monotonic()
         if left < LEAST_S:
-            yield _written(out, {"part": part, "failed": "no time was left"})
+            yield _write_record(out, {"part": part, "failed": "no time was left"})
             continue
         began, bench.part = time.monotonic(), part
         signal.alarm(int(min(limit_s, left)))
         ending: Record = {}
         try:
             for record in measure(bench):
-                yield _written(out, {"part": part, **record})
+                yield _write_record(out, {"part": part, **record})
         except _OverError:
             ending = {"failed": "its time was over"}
         except Exception as error:  # the next part may work
             ending = {"failed": f"{type(error).__name__}: {error}"[-1500:]}
         finally:
             signal.alarm(0)
-        yield _written(out, {"part": part, "s": round(time.monotonic() - began, 1), **ending})
+        yield _write_record(out, {"part": part, "s": round(time.monotonic() - began, 1), **ending})
 
 
-def _written(out: Path, record: Record) -> Record:
+def _write_record(out: Path, record: Record) -> Record:
     with out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
     return record
@@ -272,17 +272,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=700.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args(argv)
-    out = asked.out.resolve()
+    args = parser.parse_args(argv)
+    out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
     failed = False
     with tempfile.TemporaryDirectory(prefix="ab-") as folder:
         os.chdir(folder)  # so that a worker of the earlier commit does not find this one
-        facts = {"machine": measuring.machine(), "device": asked.device}
-        print(json.dumps(_written(out / "ab.jsonl", facts)), flush=True)
-        for record in run_parts(Bench(asked, Path(folder)), out / "ab.jsonl"):
-            failed |= "failed" in record or bool(record.get("code"))
+        facts = {"machine": measuring.machine_facts(), "device": args.device}
+        print(json.dumps(_write_record(out / "ab.jsonl", facts)), flush=True)
+        for record in run_parts(Bench(args, Path(folder)), out / "ab.jsonl"):
+            failed |= "failed" in record
             print(json.dumps({k: v for k, v in record.items() if k != "profile"}), flush=True)
     return int(failed)
 

@@ -70,11 +70,11 @@ Graph = tuple[Counter[str], str]
 """Kernels, bytes and library calls of a forward or a backward pass, and the code that runs it."""
 
 
-class _Written(BaseException):
+class _CodeWritten(BaseException):
     """The code of a graph is written; no `except Exception` of the compiler catches it."""
 
 
-def graphs_of(prepare: Callable[[], Step]) -> list[Graph]:
+def compiled_graphs(prepare: Callable[[], Step]) -> list[Graph]:
     """Return the graphs that are compiled in a step, which is prepared on fake tensors."""
     graphs: list[Graph] = []
 
@@ -87,17 +87,17 @@ def graphs_of(prepare: Callable[[], Step]) -> list[Graph]:
             else:
                 count += Counter(kernels=1, bytes=node.get_read_write_buffers_sizes())
         graphs.append((count, code.value))
-        raise _Written
+        raise _CodeWritten
 
     def compiled(module: torch.fx.GraphModule, inputs: Sequence[Any], **words: Any) -> Any:
         on_host = deepcopy(module)
         for node in module.graph.nodes:
-            node.args, node.kwargs = (map_aggregate(a, _moved) for a in (node.args, node.kwargs))
-            node.meta["val"] = tree_map(_moved, node.meta.get("val"))
+            node.args, node.kwargs = (map_aggregate(a, _on_h100) for a in (node.args, node.kwargs))
+            node.meta["val"] = tree_map(_on_h100, node.meta.get("val"))
         module.recompile()
         # A pass of the compiler would see by a copy whether two shapes fit.
-        with suppress(_Written), mock.patch.object(FakeTensor, "copy_", lambda kept, _: kept):
-            compile_fx.compile_fx_inner(module, tree_map(_moved, inputs), **words)
+        with suppress(_CodeWritten), mock.patch.object(FakeTensor, "copy_", lambda kept, _: kept):
+            compile_fx.compile_fx_inner(module, tree_map(_on_h100, inputs), **words)
         # A backward pass is traced where a forward pass runs, so it does, on the host's tensors.
         return make_boxed_func(on_host)
 
@@ -114,7 +114,7 @@ def graphs_of(prepare: Callable[[], Step]) -> list[Graph]:
     return graphs
 
 
-def _moved(value: Any) -> Any:
+def _on_h100(value: Any) -> Any:
     if isinstance(value, FakeTensor):
         with value.fake_mode:
             sizes = value.shape, value.stride()
@@ -144,7 +144,7 @@ def pretend_h100() -> None:
     torch._functorch.config.enable_autograd_cache = False
 
 
-class _Launches(TorchDispatchMode):
+class _LaunchCounter(TorchDispatchMode):
     """Counts operations that compute; of dropout and RMS norm, one on a GPU, their products."""
 
     free = ("empty", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "bernoulli_",
@@ -157,7 +157,7 @@ class _Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches_of(prepare: Callable[[], Step]) -> int:
+def count_launches(prepare: Callable[[], Step]) -> int:
     """Return how many operations that compute a step takes if nothing is compiled."""
     with (
         # The host's own dropout computes with arrays, and fake tensors hold none.
@@ -166,7 +166,7 @@ def launches_of(prepare: Callable[[], Step]) -> int:
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
         step = prepare()
-        with _Launches() as launches:
+        with _LaunchCounter() as launches:
             step()
     return launches.number
 
@@ -235,17 +235,17 @@ OTHERS: dict[str, Callable[[], Step]] = {
 def count_case(name: str) -> tuple[Counter[str], list[Graph]]:
     """Return what a case comes to, and its graphs, or those of its single block."""
     if name in OTHERS:
-        return _counted(OTHERS[name])
+        return _count(OTHERS[name])
     shape = replace(BASE, biases="none" if name == "no biases" else "all")
     one, two = (partial(blocks, replace(shape, depth=depth), name) for depth in (1, 2))
-    (less, graphs), (total, _) = _counted(one), _counted(two)
+    (less, graphs), (total, _) = _count(one), _count(two)
     total.subtract(less)
     return total, graphs
 
 
-def _counted(prepare: Callable[[], Step]) -> tuple[Counter[str], list[Graph]]:
-    graphs = graphs_of(prepare)
-    launches = Counter({"if eager": launches_of(prepare)})
+def _count(prepare: Callable[[], Step]) -> tuple[Counter[str], list[Graph]]:
+    graphs = compiled_graphs(prepare)
+    launches = Counter({"if eager": count_launches(prepare)})
     return sum((count for count, _ in graphs), launches), graphs
 
 
@@ -257,20 +257,20 @@ def compiled_kernels(code: str) -> Iterator[dict[str, Any]]:
         for name, text in re.findall(r"triton\('(\w+)', '''(.*?)''', device_str", code, re.DOTALL):
             path.write_text(text, encoding="utf-8")
             kernel = getattr(SourceFileLoader(name, str(path)).load_module(), name)
-            for chosen in kernel.configs:
-                meta = kernel._create_compile_meta(chosen)
+            for configuration in kernel.configs:
+                meta = kernel._create_compile_meta(configuration)
                 constants = meta["constants"], meta["configs"][0]
                 source = ASTSource(kernel.fn, meta["signature"], *constants)
-                options = kernel._create_compile_options(chosen, meta)
-                made = triton.compile(source, target=TARGET, options=options).asm
-                path.write_bytes(made["cubin"])
+                options = kernel._create_compile_options(configuration, meta)
+                asm = triton.compile(source, target=TARGET, options=options).asm
+                path.write_bytes(asm["cubin"])
                 words = [tool, "-res-usage", path]
-                said = subprocess.check_output(words, text=True)
-                [sizes] = re.findall(r"REG:(\d+) STACK:(\d+)", said)
+                usage = subprocess.check_output(words, text=True)
+                [sizes] = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
                 yield {
                     "kernel": name, "registers": int(sizes[0]), "stack": int(sizes[1]),
-                    "loads": _widths(made["ptx"], "ld"), "stores": _widths(made["ptx"], "st"),
-                    "configuration": str(chosen),
+                    "loads": _widths(asm["ptx"], "ld"), "stores": _widths(asm["ptx"], "st"),
+                    "configuration": str(configuration),
                 }  # fmt: skip
 
 
@@ -288,22 +288,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join([*BLOCKS, *OTHERS]))
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.cases if name not in (*BLOCKS, *OTHERS)]:
+        parser.error(f"there is no case {unknown[0]!r}; take {', '.join([*BLOCKS, *OTHERS])}")
     pretend_h100()
     records = []
     columns = ("kernels", "MB", "library calls", "if eager")
     print("case".ljust(14), *columns, f"  torch {torch.__version__}")
-    for name in asked.cases or [*BLOCKS, *OTHERS]:
+    for name in args.cases or [*BLOCKS, *OTHERS]:
         count, graphs = count_case(name)
         record: dict[str, Any] = {"case": name, **count, "MB": round(count["bytes"] / 1e6, 1)}
         print(name.ljust(14), *(f"{record.get(column, 0):>{len(column)}}" for column in columns))
-        if asked.compile:
+        if args.compile:
             record["compiled"] = [row for _, code in graphs for row in compiled_kernels(code)]
             for row in record["compiled"]:
                 print("   ", *(f"{key} {value}" for key, value in row.items()))
         records.append(record)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(records, indent=1), encoding="utf-8")
+    if args.json is not None:
+        args.json.write_text(json.dumps(records, indent=1), encoding="utf-8")
     return 0
 
 

@@ -80,7 +80,7 @@ def test_workers_take_turns_and_stop_at_each_step(measuring, monkeypatch, tmp_pa
 
     assert written.read_text() == "AABBCCCCBBAA"
     assert [len(figure.samples) for figure in figures] == [2, 2, 2]
-    assert [figure.noted("written") for figure in figures] == [2, 2, 2]
+    assert [figure.median_note("written") for figure in figures] == [2, 2, 2]
 
 
 def test_a_worker_that_fails_is_named_with_what_it_said(measuring, monkeypatch, tmp_path):
@@ -130,10 +130,10 @@ def test_a_script_says_where_probabilities_are_further_apart_than_rounding(tmp_p
         (tmp_path / name).write_text(json.dumps({"probabilities": {"a": share, "b": 1 - share}}))
     (tmp_path / "others").write_text(json.dumps({"probabilities": {"a": 0.25, "c": 0.75}}))
 
-    assert predict.apart_at_most(tmp_path / "own", tmp_path / "like") == pytest.approx(4e-5)
+    assert predict.largest_difference(tmp_path / "own", tmp_path / "like") == pytest.approx(4e-5)
     for name, problem in (("unlike", "up to 0.01 from ours"), ("others", "other labels")):
         with pytest.raises(predict.BenchmarkError, match=problem):
-            predict.apart_at_most(tmp_path / "own", tmp_path / name)
+            predict.largest_difference(tmp_path / "own", tmp_path / name)
 
 
 def test_a_text_is_cut_into_files_at_the_ends_of_lines(tmp_path):

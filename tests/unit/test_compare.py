@@ -34,18 +34,17 @@ def given(script, tmp_path):
 
     def ask(name, *words):
         words = [name, str(tmp_path), "--data-dir", str(tmp_path), *NEEDS[name], *words]
-        asked = script.arguments(words)
+        asked = script.parse_arguments(words)
         more = {"data": "/data, too", "cut": "/cut"}
-        return script.Comparison(asked.grid, tmp_path, {**asked.given, **more}), asked
+        return script.Comparison(asked.grid, tmp_path, {**asked.placeholders, **more}), asked
 
     return ask
 
 
 def every_run(script, comparison, asked):
     if "then" not in asked.grid:
-        return [
-            run for runs in script.runs_of(comparison, asked.rows, [2]).values() for run in runs
-        ]
+        tables = script.grid_runs(comparison, asked.rows, [2]).values()
+        return [run for runs in tables for run in runs]
     made = script.Chain(comparison, [2])
     starts = [made.pretraining(row, 700, seed=2) for row in asked.rows]
     then = [
@@ -102,7 +101,7 @@ def test_a_word_whose_key_nobody_gave_is_left_out_and_later_words_win(script, tm
         "command": "finetune", "words": ["a=1", 'text="{text}"', "b={b}"], "with": {"b": 2},
         "parts": {"more": ["c=3"]}, "rows": {"one": ["+more", "a=4"]},
     }  # fmt: skip
-    [run] = script.runs_of(script.Comparison(grid, tmp_path, {"x": 1}), ["one"], [0])[""]
+    [run] = script.grid_runs(script.Comparison(grid, tmp_path, {"x": 1}), ["one"], [0])[""]
 
     assert run.words[:3] == ("a=4", "b=2", "c=3")
 
@@ -125,10 +124,10 @@ def result(test=10.0, validation=20.0, **changes):
 def test_a_run_that_is_finished_is_left_as_it_is_and_one_that_fails_is_named(script, tmp_path):
     grid = {"command": "finetune", "words": [], "rows": {"done": [], "bad": ["no_such_key=1"]}}
     comparison = script.Comparison(grid, tmp_path, {})
-    done, bad = script.runs_of(comparison, ["done", "bad"], [0])[""]
+    done, bad = script.grid_runs(comparison, ["done", "bad"], [0])[""]
     finished(tmp_path / done.folder, **result())
 
-    [reason] = comparison.perform([done, bad])
+    [reason] = comparison.run_missing([done, bad])
 
     assert reason.startswith("bad/seed-0: exit code 2: ")
     assert "no_such_key" in reason
@@ -152,14 +151,13 @@ def test_a_row_holds_mean_and_sample_deviation_and_what_it_cost(script, given):
 def test_failed_and_missing_runs_are_marked(script):
     results = [result(test=8.0), result(test=10.0, failed="no better than chance")]
 
-    assert script.error(results, "test", seeds=3) == "9.0 ± 1.4 † 1 of 2 failed (2 of 3 runs)"
+    assert script.error_cell(results, "test", seeds=3) == "9.0 ± 1.4 † 1 of 2 failed (2 of 3 runs)"
 
 
 def test_rates_are_chosen_without_the_test_set(script, given, tmp_path, capsys):
-    comparison, asked = given(
-        "schemes", "--rows", "full", "--seeds", "0", "--rates", "1e-4", "2e-3"
-    )
-    for runs in script.runs_of(comparison, asked.rows, [0], asked.rates).values():
+    words = ("--rows", "full", "--seeds", "0", "--rates", "1e-4", "2e-3")
+    comparison, asked = given("schemes", *words)
+    for runs in script.grid_runs(comparison, asked.rows, [0], asked.rates).values():
         for run in runs:
             finished(tmp_path / run.folder, **result(test=77.7))
 
@@ -174,7 +172,7 @@ def test_rates_are_chosen_without_the_test_set(script, given, tmp_path, capsys):
 def test_a_table_of_losses_compares_with_the_reference(script, given, tmp_path, capsys):
     rows = ("tutorial, rate 5e-4", "reference", "ReLU for GELU")
     comparison, asked = given("recipe", "--rows", *rows)
-    runs = script.runs_of(comparison, asked.rows, [0])[""]
+    runs = script.grid_runs(comparison, asked.rows, [0])[""]
     for run, loss, steps, cpu_s in zip(
         runs, (5.5, 5.25, 5.125), (500, 125, 125), (300, 100, 99.6), strict=True
     ):
@@ -196,7 +194,7 @@ def test_texts_are_cut_where_a_grid_says_so(script, given, tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("line\n" * 700)
 
-    made = given("recipe")[0].cut(tmp_path / "real") / "wikitext-2"
+    made = given("recipe")[0].cut_data(tmp_path / "real") / "wikitext-2"
 
     lines = {file.stem: len(file.read_text().splitlines()) for file in made.iterdir()}
     assert lines == {"train": 700, "valid": 600, "test": 60}
@@ -210,7 +208,7 @@ def test_steps_make_operations_and_time_equal(script, given, tmp_path):
             cost = {"flops": 7e9 + flops * steps}
             finished(tmp_path / made.pretraining(row, steps).folder, 20 + cpu_s * steps, cost=cost)
 
-    runs = made.of_equal_flops(rows, 1000)
+    runs = made.equal_flops_runs(rows, 1000)
 
     expected = {"mlm": 1000, "clm": 500, "electra": 1000}
     assert runs == {
@@ -221,7 +219,7 @@ def test_steps_make_operations_and_time_equal(script, given, tmp_path):
             finished(tmp_path / run.folder, seconds + more, seen={"steps": expected[row]})
 
     # 1,000 x 3.0 s = 1,500 x 2.0 s; `electra` is less than 3 % away and stays.
-    assert made.of_equal_time(runs, 1000) == {
+    assert made.equal_time_runs(runs, 1000) == {
         **runs, "clm": [made.pretraining("clm", 1500, n) for n in (0, 1)],
     }  # fmt: skip
 
@@ -253,11 +251,13 @@ def test_the_rate_is_chosen_by_the_first_seed_without_the_test_set(script, given
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["schemes", "out"], "--with start=... is missing"),
+     (["no-grid", "out"], "no-grid is neither a grid of"),
+     (["schemes", "out", "--with", "start"], "--with start: type it as KEY=VALUE"),
      (["recipe", "out", "--rows", "reciep"], "no row is called 'reciep'")],
 )  # fmt: skip
 def test_words_that_make_no_sense_are_refused(script, capsys, words, said):
     with pytest.raises(SystemExit) as ended:
-        script.arguments(words)
+        script.parse_arguments(words)
 
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

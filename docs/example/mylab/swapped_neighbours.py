@@ -71,7 +71,7 @@ class SwappedNeighbours(Objective):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed binary cross-entropy."""
-        logit_N, target_N = judged(model, batch, encoded)
+        logit_N, target_N = judged_tokens(model, batch, encoded)
         loss = F.binary_cross_entropy_with_logits(logit_N, target_N.float(), reduction="sum")
         return {"loss": loss}
 
@@ -82,7 +82,7 @@ class SwappedNeighbours(Objective):
 
         Sums all of them: an evaluation adds them up over batches, whatever their size.
         """
-        logit_N, target_N = judged(model, batch, encoded)
+        logit_N, target_N = judged_tokens(model, batch, encoded)
         right_N = (logit_N > 0) == (target_N == 1)
         return {
             **self.loss_sums(model, batch, encoded),
@@ -95,13 +95,13 @@ class SwappedNeighbours(Objective):
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return the loss, the share that is right, and the same among the swapped ones."""
-        found = {
+        measures = {
             "loss": float(totals["loss"]) / counts["loss"],
             "accuracy": float(totals["right"]) / counts["loss"],
         }
         if totals["swapped"] > 0:
-            found["accuracy/swapped"] = float(totals["found"] / totals["swapped"])
-        return found
+            measures["accuracy/swapped"] = float(totals["found"] / totals["swapped"])
+        return measures
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return what a report shows first, first; `accuracy/swapped` is a part of the accuracy."""
@@ -111,7 +111,7 @@ class SwappedNeighbours(Objective):
         )
 
 
-def judged(model: TransferModel, batch: Batch, encoded: Encoding) -> tuple[Tensor, Tensor]:
+def judged_tokens(model: TransferModel, batch: Batch, encoded: Encoding) -> tuple[Tensor, Tensor]:
     """Return logits in float32 and targets, each `[N]`, of the tokens that have a target."""
     has_target_BT = batch["target"] != IGNORE
     logit_N: Tensor = model.heads[HEAD](encoded.top[has_target_BT]).squeeze(-1)

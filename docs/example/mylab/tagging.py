@@ -83,9 +83,9 @@ class Tagging(Task):
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the F1 of names: right where kind, first and last word are."""
-        given = [data.examples[example].tags for example in rows]
-        said = [self._tags(data, windows) for windows in rows.values()]
-        return {"span_f1": measures(given, said)["entity_f1"]}
+        expected = [data.examples[example].tags for example in rows]
+        predicted = [self._tags(data, windows) for windows in rows.values()]
+        return {"span_f1": measures(expected, predicted)["entity_f1"]}
 
     def _tags(self, data: Encoded, rows: Rows) -> list[str]:
         return [self.labels[number] for number in of_words(data, rows, "tags")]
@@ -114,8 +114,7 @@ class TaggedWords(LabelledFiles):
 class TagWords(Answering):
     """Cross-entropy of each word's tag, from the state of its first token."""
 
-    task = "tag_words"
-    head = "tags"
+    task, head = "tag_words", "tags"
     metrics = (LOSS,)
     task_metrics = (Metric("span_f1", higher_is_better=True, unit="fraction", headline=True),)
 

@@ -21,17 +21,17 @@ class TokenLengths(Analysis):
 
     def __call__(self, subject: Subject) -> Finding:
         """See `Analysis`."""
-        split, each = subject.split, EachExample()
+        split, collector = subject.split, EachExample()
         evaluate(
             subject.model, subject.objective, split,
-            batch=subject.batch, precision=subject.precision, each=each,
+            batch=subject.batch, precision=subject.precision, each=collector,
         )  # fmt: skip
-        outcomes = each.gathered()
+        outcomes = collector.gathered()
         losses = np.array([outcome.loss for outcome in outcomes])
         lengths = np.array([split.data.lengths[outcome.index] for outcome in outcomes])
         bins = np.searchsorted(self.bounds, lengths)
         rows = [
-            [self._named(bin_), int((bins == bin_).sum()), float(losses[bins == bin_].mean())]
+            [self._bin_name(bin_), int((bins == bin_).sum()), float(losses[bins == bin_].mean())]
             for bin_ in np.unique(bins)
         ]
         names, _, means = zip(*rows, strict=True)
@@ -43,6 +43,6 @@ class TokenLengths(Analysis):
             {"loss_by_length": Lines({"loss": means}, names, "tokens", "nats a text")},
         )
 
-    def _named(self, bin_: int) -> str:
+    def _bin_name(self, bin_: int) -> str:
         first = 1 if bin_ == 0 else self.bounds[bin_ - 1] + 1
         return f"{first} to {self.bounds[bin_]}" if bin_ < len(self.bounds) else f"{first} or more"
