@@ -121,8 +121,8 @@ WAITS = {
     # Answers.
     "engine.evaluation.predictions": "predictions, which are written on the host",
     "generation.decoding.generate": "that token goes to the device",
-    "generation.decoding._draw_tokens": "the next token is drawn on the host: a seed means the same "
-    "on any device",
+    "generation.decoding._draw_tokens": "the next token is drawn on the host: a seed means the "
+    "same on any device",
     "generation.filling.fill_gaps": "a text that was typed, and what fits its gaps",
 }
 """Functions of the package that may wait for the device, and what for. Cases name them by their
@@ -703,7 +703,7 @@ def _(device: torch.device) -> list[float]:
 @case("cached features", NOTED)
 def _(device: torch.device) -> Any:
     run = begun(Classification(dropout=0), device, plan=plans.Only(("head.*",)))
-    options = {"batch": 7, "storage_device": device}
+    options = {"batch": 7, "device": device}
     model, precision = run.step.model, run.recipe.precision
     every = CachedFeatures(run.data, model, precision, layers=None, **options)
     run.data = CachedFeatures(run.data, model, precision, layers=(-1,), **options)
