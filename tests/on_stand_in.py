@@ -105,25 +105,25 @@ WAITS = {
     "engine.evaluation.values_by_row": "what was predicted of each example",
     "engine.evaluation.SplitSums.update": "sums over batches, in float64 on the host",
     "objectives.answering.Answering.samples": "predictions for people to look at",
-    "objectives.classification.Classification.shown": "the same",
-    "tasks.regression.Regression.shown": "the same",
-    "tasks.similarity.contrastive.Contrastive.shown": "the same",
+    "objectives.classification.Classification.display_pairs": "the same",
+    "tasks.regression.Regression.display_pairs": "the same",
+    "tasks.similarity.contrastive.Contrastive.display_pairs": "the same",
     "tasks.text_to_text.seq2seq.Seq2Seq.samples": "the same",
-    "tasks.choice.task.MultipleChoice.shown": "the same",
-    "tasks.multilabel.Multilabel.shown": "the same",
+    "tasks.choice.task.MultipleChoice.display_pairs": "the same",
+    "tasks.multilabel.Multilabel.display_pairs": "the same",
     "tasks.multilabel.Multilabel.results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",
-    "tasks.span.task.SpanExtraction.shown": "the same",
-    "tasks.tagging.objective.TokenTagging.shown": "the same",
+    "tasks.span.task.SpanExtraction.display_pairs": "the same",
+    "tasks.tagging.objective.TokenTagging.display_pairs": "the same",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
     "so that there are never more logits than one text's",
     "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
     # Answers.
     "engine.evaluation.predictions": "predictions, which are written on the host",
     "generation.decoding.generate": "that token goes to the device",
-    "generation.decoding._drawn": "the next token is drawn on the host: a seed means the same "
-    "on any device",
-    "generation.filling.fill": "a text that was typed, and what fits its gaps",
+    "generation.decoding._draw_tokens": "the next token is drawn on the host: a seed means the "
+    "same on any device",
+    "generation.filling.fill_gaps": "a text that was typed, and what fits its gaps",
 }
 """Functions of the package that may wait for the device, and what for. Cases name them by their
 last words."""
@@ -398,21 +398,21 @@ def _evaluated(name: str, device: torch.device) -> Any:
 
 
 _ANSWERED = ("EachExample.note", "values_by_row", "Answering.samples")
-_OF_LABELS = (*_ANSWERED, "Classification.shown")
+_OF_LABELS = (*_ANSWERED, "Classification.display_pairs")
 
 for _name, (_make, _, _) in OBJECTIVES.items():
     _waits = {
         Classification: _OF_LABELS,
         Cloze: _OF_LABELS,
-        Regression: (*_ANSWERED, "Regression.shown"),
-        Multilabel: (*_ANSWERED, "Multilabel.results", "Multilabel.shown"),
-        MultipleChoice: (*_ANSWERED, "MultipleChoice.shown"),
-        SpanExtraction: (*_ANSWERED, "SpanExtraction.shown"),
-        NextUtterance: (*_ANSWERED, "MultipleChoice.shown"),
-        TokenTagging: (*_ANSWERED, "TokenTagging.shown"),
+        Regression: (*_ANSWERED, "Regression.display_pairs"),
+        Multilabel: (*_ANSWERED, "Multilabel.results", "Multilabel.display_pairs"),
+        MultipleChoice: (*_ANSWERED, "MultipleChoice.display_pairs"),
+        SpanExtraction: (*_ANSWERED, "SpanExtraction.display_pairs"),
+        NextUtterance: (*_ANSWERED, "MultipleChoice.display_pairs"),
+        TokenTagging: (*_ANSWERED, "TokenTagging.display_pairs"),
         SourceDistillation: (),
         ReplacedTokens: (),
-        Contrastive: (*_ANSWERED, "Contrastive.shown"),
+        Contrastive: (*_ANSWERED, "Contrastive.display_pairs"),
         Seq2Seq: (
             "LanguageModel.example_results",
             "EachExample.note",
@@ -703,7 +703,7 @@ def _(device: torch.device) -> list[float]:
 @case("cached features", NOTED)
 def _(device: torch.device) -> Any:
     run = begun(Classification(dropout=0), device, plan=plans.Only(("head.*",)))
-    options = {"batch": 7, "storage_device": device}
+    options = {"batch": 7, "device": device}
     model, precision = run.step.model, run.recipe.precision
     every = CachedFeatures(run.data, model, precision, layers=None, **options)
     run.data = CachedFeatures(run.data, model, precision, layers=(-1,), **options)
@@ -718,7 +718,7 @@ def _(device: torch.device) -> list[Tensor]:
     return [value for _, outputs in predicted for value in outputs.values()]
 
 
-@case("text that goes on, with the cache and without it", "_drawn", "decoding.generate")
+@case("text that goes on, with the cache and without it", "_draw_tokens", "decoding.generate")
 def _(device: torch.device) -> list[list[int]]:
     model = begun(CausalLM(), device).step.model.eval()
     said: list[list[int]] = []
@@ -772,7 +772,7 @@ TRAINED = (
 @case(
     "commands: a causal model", *TRAINED,
     "EWC.start", "PretrainingSource.model", "pretraining_fisher",
-    "TrainStep.load_state_dict", "_update_digest", "_drawn",
+    "TrainStep.load_state_dict", "_update_digest", "_draw_tokens",
     "decoding.generate",
     "evaluation.predictions",
     on_host=False,
@@ -791,7 +791,7 @@ def _(device: torch.device) -> None:
 
 
 @case(
-    "commands: a masked model", *TRAINED, "cached._bytes", "shared_states._write", "fill",
+    "commands: a masked model", *TRAINED, "cached._bytes", "shared_states._write", "fill_gaps",
     on_host=False,
 )  # fmt: skip
 def _(device: torch.device) -> None:
