@@ -21,7 +21,7 @@ BOUNDS = {
     "lines to read for commands.predict.predict": 23_069,
     "circles of imports": 0,
     "signatures with a config": 71,
-    "lines of the example's tagger": 135,
+    "lines of the example's tagger": 134,
     "lines of tests": 67_183,
     "lines of scripts": 5_327,
     "lines of documentation": 6_115,
