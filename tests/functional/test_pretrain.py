@@ -161,6 +161,7 @@ def test_the_best_weights_are_the_models(pretrained, read_json):
 # --- word vectors ---
 
 
+@pytest.mark.slow
 def test_embeddings_begin_as_word_vectors_and_a_resume_does_not_read_them(
     transfer, tiny, loop, tmp_path
 ):

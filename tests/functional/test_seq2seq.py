@@ -101,6 +101,7 @@ def test_several_write_together_and_a_server_answers_as_they_do(transfer, words,
         assert labels["abilities"][:2] == ["predict", "generate"]
 
 
+@pytest.mark.slow
 def test_a_causal_model_begins_both_stacks(transfer, stopped, still, words, tmp_path):
     """Each stack is the whole model at first, and attention on the source is what is new."""
     words = [word for word in words if not word.startswith(("init_from=", "data.length"))]

@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 71,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_183,
+    "lines of tests": 67_187,
     "lines of scripts": 5_327,
     "lines of documentation": 6_115,
 }

@@ -277,6 +277,7 @@ def written(table_format, row, columns=KEPT):
     return dict(record.fields)
 
 
+@pytest.mark.slow
 @given(text=texts, pair=texts, kept=texts)
 def test_csv_gives_back_any_text(text, pair, kept):
     columns = Columns(Chosen("a", "b", LABEL), keep=True, task=TASK)

@@ -237,6 +237,7 @@ def test_a_label_that_is_a_text_is_refused():
     )
 
 
+@pytest.mark.slow
 def test_very_many_labels_are_refused_before_they_are_read(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"t,{n}\n" for n in range(250_000)))
