@@ -26,7 +26,7 @@ LIMITS = {(1, 1): 1.3, (8, 1): 1.5, (1, 4): 1.0, (8, 4): 1.0}
 
 def draw_prompts(texts: int, vocabulary: int) -> list[list[int]]:
     """Return drawn prompts; a single one has 20 tokens."""
-    generator = random.Random(0)  # noqa: S311 - no secret
+    generator = random.Random(0)  # noqa: S311 - draws prompts, the same each time
     lengths = [20] if texts == 1 else [generator.randint(8, 64) for _ in range(texts)]
     return [[generator.randrange(20, vocabulary) for _ in range(length)] for length in lengths]
 

@@ -87,7 +87,7 @@ def make_material(
         **dict.fromkeys(("normalizer", "post_processor", "decoder", "truncation", "padding")),
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    generator = random.Random(0)  # noqa: S311 - a text, not a key
+    generator = random.Random(0)  # noqa: S311 - draws a text, the same each time
     lines = (" ".join(generator.choices(words, k=-(-tokens // _LINES))) for _ in range(_LINES))
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in lines))
     return Material(folder)

@@ -170,7 +170,7 @@ def look_at(process: int, done: float) -> Look | None:
     for member in below(process):
         with contextlib.suppress(OSError, LookupError, ValueError):  # it may just have ended
             memory += memory_of(member)
-            files += len(os.listdir(f"/proc/{member}/fd"))  # noqa: PTH208 - their number alone
+            files += len(os.listdir(f"/proc/{member}/fd"))  # noqa: PTH208 - counted, no paths are read
             # After the name, which may hold anything: utime, stime, and both of its dead children.
             numbers = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, numbers[11:15]))

@@ -103,18 +103,17 @@ class Agreement(PairsOfSentences):
 
     def load(self) -> list[MinimalPair]:
         return [
-            _agreement_pair(number, group, *AGREEMENT[group])
-            for group in AGREEMENT
-            for number in range(self.pairs)
+            _agreement_pair(number, group) for group in AGREEMENT for number in range(self.pairs)
         ]
 
 
-def _agreement_pair(number: int, group: str, between: int, is_other: bool) -> MinimalPair:  # noqa: FBT001
+def _agreement_pair(number: int, group: str) -> MinimalPair:
     """Return the pair of a number: subjects, verbs and prepositions take turns."""
+    nouns_between, is_other = AGREEMENT[group]
     plural = number % 2
     subject = _NOUNS[number // 2 % len(_NOUNS)]
     words = ["The", subject[plural]]
-    for place in range(1, between + 1):
+    for place in range(1, nouns_between + 1):
         noun = _NOUNS[(number // 2 + 3 * place + number // 5) % len(_NOUNS)]
         if noun is subject:
             noun = _NOUNS[(_NOUNS.index(noun) + 1) % len(_NOUNS)]

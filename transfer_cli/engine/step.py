@@ -457,7 +457,7 @@ class TrainStep:
             if self._clip is not None:
                 nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
             if self._uses_closure:
-                self.optimizer.step(closure)  # type: ignore[arg-type]  # a solver takes tensors
+                self.optimizer.step(closure)  # type: ignore[arg-type]  # LBFGS asks for a tensor, typed as a float
             else:
                 self._scaler.step(self.optimizer)
         elif self._scaler.is_enabled():

@@ -98,15 +98,15 @@ class Backbone(nn.Module):
         for block in self.blocks:
             self._shrink_outputs(block)  # type: ignore[arg-type]
 
-    def set_activation_checkpointing(self, enabled: bool) -> None:  # noqa: FBT001 - its only one
+    def set_activation_checkpointing(self, enabled: bool) -> None:  # noqa: FBT001 - the only argument of a method named for what it switches
         """Turn gradient checkpointing of all blocks on or off."""
         for block in self.blocks:
-            block.recomputed = enabled  # type: ignore[assignment]
+            block.recomputed = enabled  # type: ignore[assignment]  # a Block: a ModuleList forgets the kind
 
     def set_residual_dtype(self, dtype: torch.dtype | None) -> None:
         """Keep the residual stream in this type, that of autocast's products; None: as sums are."""
         for block in self.blocks:
-            block.residual_dtype = dtype  # type: ignore[assignment]
+            block.residual_dtype = dtype  # type: ignore[assignment]  # a Block: a ModuleList forgets the kind
 
     def reinitialise_top(self, count: int) -> None:
         """Reinitialise the weights of the top `count` blocks and of the final norm.

@@ -52,7 +52,7 @@ class EncoderDecoder(Backbone):
         encoder, decoder = shape.stacks
         self.encoder, self.decoder = Stack(encoder, self), Stack(decoder, self)
         for block in self.decoder.blocks:
-            block.add_cross_attention(decoder)  # type: ignore[operator]
+            block.add_cross_attention(decoder)  # type: ignore[operator]  # a Block: a ModuleList forgets the kind
         self.decoder.initialise()
 
     @property

@@ -73,7 +73,7 @@ def _unwrap_in_forward(module: nn.Module, name: str, scalar: nn.Parameter) -> No
 
     def before(module: nn.Module, args: object) -> None:
         # Shadows the parameter, which stays registered; its gradient is still of this process.
-        vars(module)[name] = scalar.to_local()  # type: ignore[attr-defined]
+        vars(module)[name] = scalar.to_local()  # type: ignore[attr-defined]  # only DTensors are wrapped so
 
     def after(module: nn.Module, args: object, result: object) -> None:
         vars(module).pop(name, None)
