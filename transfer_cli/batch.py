@@ -152,6 +152,22 @@ def with_packed_rows(batch: Batch) -> Batch:
     return {**facts, **_for_each_mask(batch, _pack_rows)}
 
 
+def with_padded_facts(batch: Batch, multiple: int, longest: int) -> Batch:
+    """Return a batch of texts, and of segments, padded to a multiple of so many positions.
+
+    It has at most `longest`. Of its facts it has those that do not depend on how much is padding.
+    """
+    positions = batch["tokens"].shape[1]
+    more = min(-(-positions // multiple) * multiple, max(longest, positions)) - positions
+    padded: Batch = {
+        name: torch.nn.functional.pad(batch[name], (0, more))
+        for name in ("tokens", "mask", "segment")
+        if name in batch
+    }
+    facts = {"padded": torch.tensor(data=True), "lengths": batch["mask"].sum(1)}
+    return {**batch, **padded, **facts}
+
+
 def split_batch(batch: Batch, rows: int) -> list[Batch]:
     """Return a batch, which is not prepared yet, cut into portions of so many rows or fewer."""
     return [

@@ -42,7 +42,7 @@ STEPS, ROUNDS = 20, 5
 LEAST_S = 15.0
 """No part begins with less than this left."""
 
-CUDA_GRAPHS = ("loop.cuda_graphs=true",)
+NO_GRAPHS = ("loop.cuda_graphs=false",)
 RESIDUAL = ("loop.bf16_residual=true",)
 MUON = ("optimizer=muon", "schedule=trapezoid")
 SAME_WORK = ("model.activation=relu", "model.output_bias=false")
@@ -92,12 +92,7 @@ class Bench:
 
     def take_turns(self, ways: Sequence[Way]) -> Iterator[Record]:
         """Let ways take turns; yield what a step of each takes. One that fails is left out."""
-        runnable = [
-            way
-            for way in ways
-            if (self.args.before is not None or not way.before)
-            and (self.is_gpu or way.words[-1:] != CUDA_GRAPHS)
-        ]
+        runnable = [way for way in ways if self.args.before is not None or not way.before]
         with contextlib.ExitStack() as ending:
             workers = {}
             for way in runnable:
@@ -176,8 +171,8 @@ class Bench:
             Way("now, same work", SAME_WORK),
             Way("now, B1", RESIDUAL),
             Way("now, B1 to B3", RESIDUAL, model="lean"),
-            Way("now, C4", CUDA_GRAPHS),
-            Way("now, same work, C4", SAME_WORK + CUDA_GRAPHS),
+            Way("now, no graphs", NO_GRAPHS),
+            Way("now, same work, no graphs", SAME_WORK + NO_GRAPHS),
             Way("now, Muon", MUON),
             Way("plain loop", function="plain_loop"),
             *([Way("Trainer", function="trainer")] if has_trainer else []),
@@ -188,7 +183,7 @@ class Bench:
         yield from self.take_turns([
             Way("before", size="base-two", before=True),
             Way("now", size="base-two"),
-            Way("now, C4", CUDA_GRAPHS, size="base-two"),
+            Way("now, no graphs", NO_GRAPHS, size="base-two"),
             Way("plain loop", size="base-two", function="plain_loop"),
         ])  # fmt: skip
 

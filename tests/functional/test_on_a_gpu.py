@@ -4,6 +4,7 @@ TRANSFER_TEST_DEVICE=cpu tries the tests themselves on a machine without one.
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -18,13 +19,17 @@ from torch.testing import assert_close
 
 from tests import on_stand_in, several, tiny
 from tests.on_stand_in import CASES, LOOP, TINY
-from transfer_cli.engine import distributed
+from transfer_cli.adaptation.edits import LoRA
+from transfer_cli.engine import distributed, pass_graphs
 from transfer_cli.engine.compiling import compile_passes
 from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.distributed.sharded import shard_model
+from transfer_cli.engine.pass_graphs import PassGraphs
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import TrainStep
+from transfer_cli.generation import decoding, token_graph
+from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.model import vocabulary_loss
 from transfer_cli.model.sparse_attention import OwnBlock, SparseView, Stride, Summary, Window
 from transfer_cli.model.vocabulary_loss import summed_cross_entropy
@@ -38,6 +43,8 @@ IS_GPU = DEVICE.type == "cuda"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
+    # Those of torch's compiler for another device, and of another version of torch.
+    pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(
         NAME == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"
     ),
@@ -287,17 +294,31 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def begin(transfer, tmp_path):
     """Return how to pretrain on the device, and the run directory."""
 
-    def call(name="run"):
-        ended = transfer("pretrain", *TINY, *LOOP, *ALIKE, f"run.dir={tmp_path / name}")
+    def call(name="run", *words):
+        ended = transfer("pretrain", *TINY, *LOOP, *ALIKE, f"run.dir={tmp_path / name}", *words)
         return tmp_path / name, ended
 
     return call
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not(begin, transfer, at_record, record_property):
-    whole, _ = begin("whole")
+COMPILED = ("loop.compile=true", "loop.cuda_graphs=false", "loop.steps=12")
+GRAPHED = ("loop.compile=true", "loop.cuda_graphs=true", "loop.steps=12")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        pytest.param(COMPILED, marks=on_a_gpu_alone),
+        pytest.param(GRAPHED, marks=on_a_gpu_alone),
+        pytest.param((*GRAPHED, "precision=bf16"), marks=on_a_gpu_alone),
+    ],
+    ids=["eager", "compiled", "graphs", "graphs, bf16"],
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not(words, begin, transfer, at_record, record_property):
+    whole, _ = begin("whole", *words)
     at_record("after", "validation", 2, lambda: signal.raise_signal(signal.SIGTERM))
-    stopped, ended = begin("stopped")
+    stopped, ended = begin("stopped", *words)
     assert "go on with transfer pretrain resume=" in ended.err
     transfer("pretrain", f"resume={stopped}")
     resumed, expected = weights(stopped), weights(whole)
@@ -305,6 +326,99 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(begin, transfer, at_record, reco
     record_property("bitwise", is_bitwise)
     assert_close(resumed, expected, rtol=1e-5, atol=1e-6)
     assert is_bitwise or IS_GPU
+
+
+@on_a_gpu_alone
+def test_cuda_graphs_train_the_same_weights(begin, record_property):
+    from torch._inductor import cudagraph_trees  # takes seconds
+
+    compiled, graphed = weights(begin("one", *COMPILED)[0]), weights(begin("two", *GRAPHED)[0])
+
+    roots = cudagraph_trees.get_container(0).tree_manager.roots
+    assert sum(map(len, roots.values())) > 0
+    is_bitwise = all(tensor.equal(compiled[name]) for name, tensor in graphed.items())
+    record_property("bitwise", is_bitwise)
+    assert_close(graphed, compiled, rtol=1e-4, atol=1e-5)
+
+
+@on_a_gpu_alone
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+@pytest.mark.parametrize("edit", [None, LoRA(rank=2)], ids=["plain", "lora"])
+def test_captured_passes_over_texts_are_the_same_to_the_bit(kind, edit, monkeypatch):
+    def train(most):
+        monkeypatch.setattr(pass_graphs, "MAX_GRAPHS", most)
+        objective = Classification()
+        model = tiny.model(objective, depth=2, residual="post", dropout=0.1, attention_dropout=0.1)
+        if edit is not None:
+            edit(model, {})
+        recipe = tiny.Recipe(total=24, clip=1.0, precision=Precision(kind, DEVICE))
+        model.to(DEVICE)
+        step = tiny.train_step(model, objective, recipe)
+        step._graphs = PassGraphs(model, DEVICE)
+        run = tiny.Run(step, tiny.Questions(examples=60), recipe, batch=16, micro_batch=16).go()
+        return run.losses, tiny.weights_of(model), len(step._graphs._captured)
+
+    losses, expected, none = train(0)
+    captured_losses, captured, several = train(64)
+    assert (none, several) == (0, 2)
+    assert captured_losses == losses
+    assert all(tensor.equal(expected[name]) for name, tensor in captured.items())
+
+
+@on_a_gpu_alone
+def test_where_memory_runs_out_a_step_is_several_passes_without_graphs(transfer, tmp_path):
+    words = (
+        "model=tiny", "model.width=256", "model.depth=4", "model.positions=128", "data=sample_text",
+        "data.length=128", "tokenizer.size=600", "loop.batch=64", "loop.steps=6",
+        "loop.evaluate_every=3 steps", *ALIKE, "loop.compile=true",
+    )  # fmt: skip
+
+    def run(name):
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return transfer("pretrain", *words, f"run.dir={tmp_path / name}")
+
+    assert run("whole").code == 0
+    most, outcomes = torch.cuda.max_memory_reserved() / torch.cuda.mem_get_info()[1], []
+    for share in (0.7, 0.5, 0.4, 0.3):
+        torch.cuda.set_per_process_memory_fraction(share * most)
+        try:
+            ended = run(str(share))
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        outcomes.append((ended.code, "loop.micro_batch=32" in ended.err))
+    assert (0, True) in outcomes
+
+
+@on_a_gpu_alone
+@pytest.mark.parametrize("shape", [{}, {**tiny.MODERN, "attention": "full"}], ids=["gpt", "llama"])
+def test_a_graph_reads_tokens_as_single_passes_do(shape, monkeypatch):
+    model = tiny.model(CausalLM(), positions=128, **shape).eval()
+    tiny.lively(model, std=0.25)
+    captured = []
+
+    def write(device, fewest):
+        monkeypatch.setattr(token_graph, "FEWEST_TOKENS", fewest)
+        rule = {"sampling": Sampling(1.5), "sampler": TokenSampler(0, 3), "use_cache": True}
+        with torch.inference_mode():
+            return list(generate(
+                model.to(device), [3, 9, 17], rows=3, max_new_tokens=60,
+                allowed_V=torch.arange(tiny.VOCABULARY.size) > 4, **rule,
+            ))  # fmt: skip
+
+    class Counted(token_graph.TokenGraph):
+        def __init__(self, *args):
+            captured.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(decoding, "TokenGraph", Counted)
+    expected = write("cpu", 999)
+    assert write(DEVICE, 999) == expected
+    assert not captured
+    assert write(DEVICE, 60) == expected
+    assert captured
 
 
 def test_what_was_trained_scores_the_same_on_the_host(begin, transfer, tmp_path, read_json):

@@ -5,26 +5,26 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_402,
-    "files of the package": 409,
-    "modules to read for engine.step": 38,
-    "lines to read for engine.step": 6_821,
+    "lines of the package": 77_775,
+    "files of the package": 411,
+    "modules to read for engine.step": 39,
+    "lines to read for engine.step": 7_031,
     "modules to read for tasks.classification": 13,
-    "lines to read for tasks.classification": 3_022,
+    "lines to read for tasks.classification": 3_038,
     "modules to read for reports.page": 32,
     "lines to read for reports.page": 5_588,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_098,
-    "modules to read for training.train": 185,
-    "lines to read for training.train": 35_321,
+    "lines to read for assembly.drawing": 25_207,
+    "modules to read for training.train": 186,
+    "lines to read for training.train": 35_592,
     "modules to read for commands.predict.predict": 108,
-    "lines to read for commands.predict.predict": 23_069,
+    "lines to read for commands.predict.predict": 23_134,
     "circles of imports": 0,
     "signatures with a config": 71,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_187,
-    "lines of scripts": 5_327,
-    "lines of documentation": 6_115,
+    "lines of tests": 67_560,
+    "lines of scripts": 5_322,
+    "lines of documentation": 6_133,
 }
 
 

@@ -5,7 +5,6 @@ Each refusal names the key, the cause and the cure; see `assembly.advice` for wh
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from omegaconf import DictConfig
 
 from transfer_cli.adaptation.adaptation import Adaptation
@@ -89,26 +88,44 @@ def check_residual(loop: LoopConfig, precision: Precision) -> None:
         )
 
 
-def check_graphs(
-    loop: LoopConfig, device: torch.device, *, lengths_vary: bool, losses: int, micro_batch: int
-) -> None:
-    """Refuse CUDA graphs where a step is not one pass that is always the same.
+def takes_graphs(
+    loop: LoopConfig,
+    precision: Precision,
+    losses: Sequence[Loss],
+    *,
+    micro_batch: int,
+    differs: bool,
+    is_shared: bool,
+    solves: bool,
+) -> bool:
+    """Return whether passes are CUDA graphs; refuse them where a step is not always the same pass.
 
     A graph computes where it did before: a second pass would overwrite gradients of the first.
+
+    Args:
+        differs: Whether full batches differ in what is computed, if that is compiled.
+        is_shared: Whether processes share the run, or its weights.
+        solves: Whether the optimizer computes gradients itself.
     """
-    if not loop.cuda_graphs:
-        return
+    steady = all(loss.objective.is_steady for loss in losses)
+    by_shape = not loop.compile  # graphs of `engine.pass_graphs`, not of the compiler
     reasons = {
-        f"the device is {device.type}": device.type != "cuda",
-        "loop.compile is off": not loop.compile,
-        "there are several processes": distributed.world_size() > 1,
-        "batches differ in what is computed": lengths_vary,
-        f"there are {losses} losses": losses > 1,
+        f"the device is {precision.device.type}": precision.device.type != "cuda",
+        "processes share the run": is_shared,
+        f"there are {len(losses)} losses": len(losses) > 1,
         f"{micro_batch} of {loop.batch} sequences pass at once": micro_batch < loop.batch,
+        "batches differ in what is computed": differs,
+        "this loss is not computed alike in each step, and loop.compile is off": by_shape
+        and not steady,
+        "loop.pack is on": by_shape and loop.pack,
+        "loop.activation_checkpointing is on": by_shape and loop.activation_checkpointing,
+        "the precision is fp16": by_shape and precision.kind == "fp16",
+        "the optimizer computes gradients itself": by_shape and solves,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(f"loop.cuda_graphs: {reason}; leave loop.cuda_graphs out")
+    reason = next((reason for reason, holds in reasons.items() if holds), "")
+    if reason and loop.cuda_graphs is True:
+        raise ConfigError(f"loop.cuda_graphs: {reason}; leave loop.cuda_graphs out")
+    return bool(loop.cuda_graphs) and not reason
 
 
 def check_source(config: DictConfig, start: Pretrained | None, adaptation: Adaptation) -> None:

@@ -194,7 +194,12 @@ def _choose_kernels(
     if loop.compile != "auto":
         return loop, ""
     eager = why_eager(
-        device, missing_compiler(device), lengths_vary=varies, sharded=sharded, steps=steps
+        device,
+        missing_compiler(device),
+        lengths_vary=varies,
+        sharded=sharded,
+        steps=steps,
+        minutes=loop.minutes or math.inf,
     )
     text = f"{f'eager, as {eager}' if eager else 'compiled'} (loop.compile=auto)"
     return replace(loop, compile=not eager), text if device.type == "cuda" else ""

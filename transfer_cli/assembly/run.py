@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
+from transfer_cli.assembly import checks
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint, has_fixed_features
-from transfer_cli.assembly.checks import check_graphs
 from transfer_cli.assembly.datasets import DataPlace, PreparedData
 from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.memory_estimate import with_micro_batch
@@ -46,6 +46,7 @@ from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.evaluation import inference_batch_size
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
+from transfer_cli.engine.pass_graphs import PassGraphs
 from transfer_cli.engine.precision import cast_to_bf16, frozen_matrices
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Passes, TrainStep, Update
@@ -165,8 +166,8 @@ def build_run(
     )
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallelize(model, losses, precision.device, sharded=plan.sharded)
-    _compile_model(plan, prepared, micro_batch)
-    step = _build_step(plan, stages, parallel, micro_batch)
+    graphs = _compile_or_capture(plan, prepared, micro_batch)
+    step = _build_step(plan, stages, parallel, micro_batch, graphs)
     tally = attach_tally(step)
     options = build(config.forgetting, "forgetting", ForgettingText)
     forgetting = build_forgetting(options, source, model, tensors, inference_batch, precision)
@@ -198,7 +199,13 @@ def build_run(
     )
 
 
-def _build_step(plan: Blueprint, stages: Stages, parallel: Parallel, micro_batch: int) -> TrainStep:
+def _build_step(
+    plan: Blueprint,
+    stages: Stages,
+    parallel: Parallel,
+    micro_batch: int,
+    graphs: PassGraphs | None,
+) -> TrainStep:
     model, loop, adaptation = plan.model, plan.course.loop, plan.adaptation
     groups = parameter_groups(
         model,
@@ -211,7 +218,7 @@ def _build_step(plan: Blueprint, stages: Stages, parallel: Parallel, micro_batch
         model,
         plan.network.losses,
         stages,
-        Passes(plan.precision, parallel, prepare_batch, _carried_memory(plan, micro_batch)),
+        Passes(plan.precision, parallel, prepare_batch, _carried_memory(plan, micro_batch), graphs),
         Update(
             build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
             plan.course.lr_scheduler,
@@ -233,14 +240,25 @@ def _inference_batch(plan: Blueprint, micro_batch: int) -> int:
     return max(micro_batch, inference_batch_size("auto", plan.model, device))
 
 
-def _compile_model(plan: Blueprint, prepared: Mapping[str, PreparedData], micro_batch: int) -> None:
-    """Compile the passes of a run's model, if the run asks for it."""
+def _compile_or_capture(
+    plan: Blueprint, prepared: Mapping[str, PreparedData], micro_batch: int
+) -> PassGraphs | None:
+    """Compile the passes of a run, if it asks for it; else return graphs of them, if any."""
     loop, device = plan.course.loop, plan.precision.device
-    varies = not (loop.compile or loop.cuda_graphs) or _lengths_vary(plan, prepared)
-    losses = len(plan.network.losses)
-    check_graphs(loop, device, lengths_vary=varies, losses=losses, micro_batch=micro_batch)
+    varies = bool(loop.compile) and _lengths_vary(plan, prepared)
+    takes_graphs = checks.takes_graphs(
+        loop,
+        plan.precision,
+        plan.network.losses,
+        micro_batch=micro_batch,
+        differs=varies,
+        is_shared=plan.sharded or distributed.world_size() > 1,
+        solves=is_solver(plan.config.optimizer),
+    )
     if loop.compile:
-        compile_passes(plan.model, device, lengths_vary=varies, cuda_graphs=loop.cuda_graphs)
+        compile_passes(plan.model, device, lengths_vary=varies, cuda_graphs=takes_graphs)
+        return None
+    return PassGraphs(plan.model, device) if takes_graphs else None
 
 
 def _lengths_vary(plan: Blueprint, prepared: Mapping[str, PreparedData]) -> bool:

@@ -29,6 +29,7 @@ CHOICES = {
     "embed format": "auto text jsonl csv tsv parquet xlsx", "export format": "hf onnx peft gguf",
     "quantize": "int8",
     "evaluate format": "csv tsv jsonl parquet xlsx", "loop.compile": "auto true false",
+    "loop.cuda_graphs": "auto true false",
     "loop.micro_batch": "auto ...", "loop.average": "ema last_k",
     "logger": "tensorboard trackio wandb mlflow",
 }  # fmt: skip

@@ -43,8 +43,8 @@ class LoopConfig:
     """With precision=bf16: keep what passes from block to block in bf16, too; faster on a GPU."""
     compile: bool | str = "auto"
     """true: torch's compiler makes the kernels, in a minute; auto: where that pays; or false."""
-    cuda_graphs: bool = False
-    """With loop.compile, on a GPU: launch a pass at once; for running text whose batch is whole."""
+    cuda_graphs: bool | str = "auto"
+    """true: launch a compiled pass at once; auto: where a step is one, always alike; or false."""
     clip: float | None = 1.0
     """Largest global gradient norm; none: no clipping."""
     evaluate_every: str = "1 epoch"

@@ -4,7 +4,9 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from transfer_cli.model.transfer_model import Pass, TransferModel
 FEWEST_STEPS = 500
 """Steps from which on `auto` compiles: those of the minute or so that it takes, and as many."""
 
+FEWEST_MINUTES = 4.0
+"""The same, of a run that ends by the clock."""
+
 MIN_CAPABILITY = 7, 0
 """The compute capability that Triton asks for."""
 
@@ -31,21 +36,25 @@ class FullBatches:
     """Makes graphs for the full batches of training alone; others take one that fits, or none.
 
     The last batch of an epoch, a padded one and evaluation would need graphs of their own, each of
-    which takes up to a minute. Where memory ran out, smaller ones come: two in a row are full, but
-    for CUDA graphs, of which a step may have one alone.
+    which takes up to a minute. Where memory ran out, smaller ones come: two in a row are full.
+
+    Args:
+        on_shrink: Called when that happens, as a step is several passes from then on.
     """
 
-    def __init__(self, *, shrink: bool = True) -> None:
-        self._shrink = shrink
+    def __init__(self, on_shrink: Callable[[], None] | None = None) -> None:
+        self._on_shrink = on_shrink
         self._most = self._last = 1
 
     def __call__(self, passed: Pass) -> AbstractContextManager[object]:
         """Return the context of a pass."""
         is_whole = min(passed.lengths, default=0) == passed.positions
         if torch.is_grad_enabled() and is_whole:
-            full = min(self._most, self._last) if self._shrink else self._most
+            full = min(self._most, self._last)
             self._last = passed.sequences
             if passed.sequences >= full:
+                if passed.sequences < self._most and self._on_shrink is not None:
+                    self._on_shrink()
                 self._most = passed.sequences
                 return nullcontext()
         eager: AbstractContextManager[object] = torch.compiler.set_stance("eager_on_recompile")
@@ -60,8 +69,8 @@ def compile_passes(
     Call it after edits and sharding, with the model on its device. A sharded model is compiled
     block by block, since its weights are gathered between blocks. If lengths vary, one graph serves
     batches of all sizes; else each of a stage is for full batches, see `FullBatches`. With
-    `cuda_graphs` a GPU is given all kernels of a pass at once: each by itself costs the host some
-    10 microseconds, and a step has 700.
+    `cuda_graphs` a GPU is given all kernels of a pass at once, as long as a step is one: each by
+    itself costs the host some 10 microseconds, and a step has 700.
     """
     # Now: the error of the first step would be long and late.
     if missing := missing_compiler(device):
@@ -74,15 +83,21 @@ def compile_passes(
     backbones = [part for part in model.modules() if isinstance(part, Backbone)]
     parts = [part for part in backbones if not isinstance(part, Stack)]
     whole = parts if not is_sharded(model) else [block for part in parts for block in part.blocks]
-    options: dict[str, Any] = {"options": {"triton.cudagraphs": True}} if cuda_graphs else {}
-    for module in whole:
-        module.compile(fullgraph=True, dynamic=lengths_vary, **options)
+
+    def compile_parts(*, cuda_graphs: bool) -> None:
+        options: dict[str, Any] = {"options": {"triton.cudagraphs": True}} if cuda_graphs else {}
+        for module in whole:
+            module.compile(fullgraph=True, dynamic=lengths_vary, **options)
+
+    compile_parts(cuda_graphs=cuda_graphs)
     for part in model.modules():
         if isinstance(part, LanguageModelHead):
             part.compiled = True
         # Tiles of sparse attention have a kernel of the compiler's in eager passes, too.
         if isinstance(part, TransferModel) and not (lengths_vary or part.backbone.shape.is_sparse):
-            part.around_pass = FullBatches(shrink=not cuda_graphs)
+            part.around_pass = FullBatches(
+                partial(compile_parts, cuda_graphs=False) if cuda_graphs else None
+            )
 
 
 def _set_up_inductor() -> None:
@@ -97,9 +112,15 @@ def _set_up_inductor() -> None:
 
 
 def why_eager(
-    device: torch.device, missing: str, *, lengths_vary: bool, sharded: bool, steps: int
+    device: torch.device,
+    missing: str,
+    *,
+    lengths_vary: bool,
+    sharded: bool,
+    steps: int,
+    minutes: float,
 ) -> str:
-    """Return why `loop.compile=auto` leaves a run of so many steps as it is; "": it compiles.
+    """Return why `loop.compile=auto` leaves a run of such a length as it is; "": it compiles.
 
     What is `missing` says `missing_compiler`.
     """
@@ -109,6 +130,7 @@ def why_eager(
         "texts vary in length": lengths_vary,
         "the model is sharded": sharded,
         f"{steps:,} steps are below {FEWEST_STEPS}": steps < FEWEST_STEPS,
+        f"{minutes:.3g} minutes are below {FEWEST_MINUTES:g}": minutes < FEWEST_MINUTES,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

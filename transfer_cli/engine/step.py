@@ -18,6 +18,7 @@ from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.distributed.replicated import Parallel, average_statistics
 from transfer_cli.engine.gradient_cache import Comparing, add_output_gradients
 from transfer_cli.engine.optimizer_state import checked_state
+from transfer_cli.engine.pass_graphs import PassGraphs
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, skips_on_device
 from transfer_cli.engine.stages import Stages
@@ -83,12 +84,14 @@ class Passes:
         parallel: How processes share the model; None: there is one process.
         add_facts: Adds to a prepared view how it is computed.
         memories: What is remembered of running text between steps; None: nothing.
+        graphs: Of the passes of a step that has one, by the only loss; None: there are none.
     """
 
     precision: Precision
     parallel: Parallel | None = None
     add_facts: Callable[[Batch], Batch] = with_facts
     memories: CarriedMemory | None = None
+    graphs: PassGraphs | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class TrainStep:
         self._uses_closure = update.uses_closure
         self._add_facts = passes.add_facts
         self._memories = passes.memories
+        self._graphs = passes.graphs
         self._skips_on_device = skips_on_device(self.optimizer, model, self._scaler)
         late = self._skips_on_device and passes.precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, update.max_bad_steps, late=late)
@@ -399,20 +403,43 @@ class TrainStep:
             }
             if self._needs_output_gradients(ready):  # with the dropout of the pass before
                 self._seed_dropout(step, number)
+            shared = {term: share[term] * factor for term, factor in factors.items()}
             with self._forward.accumulating(last=number == len(ready) - 1):
-                with self._precision.context():
-                    here = _move_views({n: self._add_facts(v) for n, v in views.items()}, device)
-                    memory = self._memory(number, micro)
-                    work = partial(loss_sums, losses=self.losses, views=here, memory=memory)
-                    sums = self._forward(work)
-                parts = [share[t] * factor * sums[t] for t, factor in factors.items() if t in sums]
-                if parts:
-                    self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
+                memory = self._memory(number, micro)
+                sums = self._pass(views, shared, memory, is_only=len(ready) == 1)
             for term in present:
                 if term in sums:
-                    totals[term] = totals[term] + share[term] * sums[term].detach()
+                    totals[term] = totals[term] + share[term] * sums[term]
         summed = distributed.all_reduce_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, summed, strict=True))
+
+    def _pass(
+        self,
+        views: Mapping[str, Batch],
+        factors: Mapping[str, float],
+        memory: Memory | None,
+        *,
+        is_only: bool,
+    ) -> dict[str, Tensor]:
+        """Add the gradients of the losses of views, times a factor each; return their sums."""
+
+        def compute(
+            here: Mapping[str, Batch], factors: Mapping[str, float | Tensor]
+        ) -> dict[str, Tensor]:
+            with self._precision.context():
+                work = partial(loss_sums, losses=self.losses, views=here, memory=memory)
+                sums = self._forward(work)
+            parts = [factor * sums[term] for term, factor in factors.items() if term in sums]
+            if parts:
+                self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
+            return {term: value.detach() for term, value in sums.items()}
+
+        if self._graphs is not None and is_only:
+            main, stage = self.losses[0].name, self.stages.current
+            if (view := self._graphs.prepare(views[main])) is not None:
+                return self._graphs(stage, view, factors, lambda b, fs: compute({main: b}, fs))
+        with_facts = {name: self._add_facts(view) for name, view in views.items()}
+        return compute(_move_views(with_facts, self._precision.device), factors)
 
     def _memory(self, number: int, micro: Mapping[str, Batch]) -> Memory | None:
         """Return what the lanes of a micro-batch remember."""

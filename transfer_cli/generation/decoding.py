@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.errors import NotFiniteError, at_least
+from transfer_cli.generation.token_graph import TokenGraph, graph_length, takes_graph
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
@@ -131,6 +132,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
     if memory is not None:
         most = memory + shape.positions
     kv_cache = KVCache(shape.depth, most, keep=memory) if use_cache else None
+    graph: TokenGraph | None = None
     read_BT = torch.tensor([prompt], device=device)
     if memory is not None:
         *before, read_BT = read_BT.split(shape.positions, dim=1)
@@ -141,14 +143,34 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         later_T = torch.arange(first, first + read_BT.shape[1], device=device) >= len(prompt)
         segment_BT = (later_T * segment).expand_as(read_BT)
         prefix_B = None if prefix is None else read_BT.new_full((len(read_BT),), prefix)
-        logits_BV = _next_logits(model, read_BT, kv_cache, segment_BT, prefix_B)
+        if graph is not None:
+            logits_BV = graph(read_BT)
+        else:
+            logits_BV = _next_logits(model, read_BT, kv_cache, segment_BT, prefix_B)
         logits_BV = logits_BV.expand(rows, -1)
         if kv_cache is not None and number == 0:
+            uses_graph = memory is None and takes_graph(model.backbone, max_new_tokens, device)
+            most = graph_length(model.backbone, most) if uses_graph else most
             kv_cache = kv_cache.fork(rows, most)
+            if uses_graph:
+                graph = _token_graph(model, kv_cache, rows, segment, prefix)
         tokens_B = _draw_tokens(logits_BV, sampling, sampler, allowed_V).tolist()
         yield tokens_B
         new_B1 = torch.tensor(tokens_B, device=device)[:, None]
         read_BT = new_B1 if use_cache else torch.cat([read_BT.expand(rows, -1), new_B1], dim=1)
+
+
+def _token_graph(
+    model: TransferModel, kv_cache: KVCache, rows: int, segment: int, prefix: int | None
+) -> TokenGraph:
+    device = model.backbone.token_embedding.weight.device
+    segment_B1 = torch.full((rows, 1), segment, device=device)
+    prefix_B = None if prefix is None else torch.full((rows,), prefix, device=device)
+
+    def read(tokens_B1: Tensor) -> Tensor:
+        return _next_logits(model, tokens_B1, kv_cache, segment_B1, prefix_B)
+
+    return TokenGraph(read, kv_cache, rows, device)
 
 
 def continue_texts(

@@ -204,7 +204,7 @@ class Attention(nn.Module):
         if query.shape[2] == 1 and can_group:
             # Of one token, heads that share keys are like so many tokens: nothing is copied.
             grouped_BGTW = query.unflatten(1, (-1, self.group_size)).squeeze(3)
-            return self._attend(grouped_BGTW, key, value, inputs).view_as(query)
+            return self._attend(grouped_BGTW, key, value, inputs).reshape(query.shape)
         key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
         return self._attend(query, key, value, inputs)
 

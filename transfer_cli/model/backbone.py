@@ -20,7 +20,12 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.memory import Memory
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.packing import Packing
-from transfer_cli.model.patterns import PATTERNS, hide_other_documents, hide_padding
+from transfer_cli.model.patterns import (
+    PATTERNS,
+    hide_other_documents,
+    hide_padding,
+    hide_unwritten,
+)
 from transfer_cli.model.positions import POSITIONS, count_positions, positions_in_documents
 from transfer_cli.model.products import NEAR_PAIR, PAIR, ProductCounter
 from transfer_cli.model.shape import FORMS, MAX_SIZE, BackboneShape, Direction
@@ -192,6 +197,9 @@ class Backbone(nn.Module):
         if earlier and kv_cache is not None and kv_cache.padding_B is not None:
             inputs = hide_padding(inputs, kv_cache.padding_B, earlier + tokens_BT.shape[1])
             position_BT = position_BT - kv_cache.padding_B[:, None]
+        if kv_cache is not None and kv_cache.place_1 is not None:
+            inputs = hide_unwritten(inputs, kv_cache.place_1, earlier + 1)
+            position_BT = kv_cache.place_1[None]
         inputs = self.position_embedding.add_to_attention(inputs, position_BT)
         if packing is not None:
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)

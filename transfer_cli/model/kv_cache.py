@@ -20,6 +20,7 @@ class LayerKVCache:
         self._keep = keep
         self._filled = 0
         self._kv: tuple[Tensor, Tensor] | None = None
+        self._place_1: Tensor | None = None
         self._side_attention: LayerKVCache | None = None
         self.source_kv: tuple[Tensor, Tensor] | None = None
         """The keys and values of what a decoder reads, once there are some."""
@@ -27,6 +28,8 @@ class LayerKVCache:
     @property
     def length(self) -> int:
         """Number of cached positions that the next pass sees."""
+        if self._place_1 is not None:
+            return self.max_length - 1
         return self._filled if self._keep is None else min(self._filled, self._keep)
 
     @property
@@ -38,6 +41,10 @@ class LayerKVCache:
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
         """Append up to `max_length` positions; return all cached keys and values."""
+        if self._place_1 is not None and self._kv is not None:
+            for cache, new in zip(self._kv, (key_BHTW, value_BHTW), strict=True):
+                cache.index_copy_(2, self._place_1, new)
+            return self._kv
         first, before = self.length, self._filled
         self._filled = first + key_BHTW.shape[2]
         if self._filled > self.max_length:
@@ -52,6 +59,14 @@ class LayerKVCache:
             cache[:, :, first : self._filled] = new
         keys, values = self._kv
         return keys[:, :, : self._filled], values[:, :, : self._filled]
+
+    def fix_length(self, place_1: Tensor) -> None:
+        """See `KVCache.fix_length`."""
+        self._place_1 = place_1
+        for states in self._kv or ():
+            states[:, :, self._filled :] = 0  # what a mask hides must still be finite
+        if self._side_attention is not None:
+            self._side_attention.fix_length(place_1)
 
     def select(self, rows_N: Tensor) -> None:
         """Keep the rows with these numbers alone, in this order; one may be kept several times."""
@@ -100,12 +115,26 @@ class KVCache:
         self, depth: int, max_length: int, padding_B: Tensor | None = None, keep: int | None = None
     ) -> None:
         self.padding_B = padding_B
+        self.place_1: Tensor | None = None
+        """Where a pass writes, on its device; None: behind what is cached."""
         self.layers = [LayerKVCache(max_length, keep) for _ in range(depth)]
 
     @property
     def length(self) -> int:
         """Number of cached positions that the next pass sees."""
         return self.layers[0].length
+
+    def fix_length(self, device: torch.device) -> Tensor:
+        """Have each later pass, of one token, compute with `max_length` positions.
+
+        It writes at a place that it reads on its device, so that a CUDA graph of it serves all
+        places, and sees what stands up to there. Return the place, `[1]`; who calls moves it.
+        Not together with padding, or with `keep`.
+        """
+        self.place_1 = torch.tensor([self.length], device=device)
+        for layer in self.layers:
+            layer.fix_length(self.place_1)
+        return self.place_1
 
     def select(self, rows_N: Tensor) -> None:
         """Keep the texts with these numbers alone; see `LayerKVCache.select`."""

@@ -171,6 +171,15 @@ def hide_padding(
     return _restrict_keys(inputs, (place_S >= padding_B[:, None])[:, None, None])
 
 
+def hide_unwritten(
+    inputs: Sequence[AttentionInputs], place_1: Tensor, length: int
+) -> Sequence[AttentionInputs]:
+    """Return attention inputs with which a query sees keys up to a place, of `length` keys."""
+    return _restrict_keys(
+        inputs, (torch.arange(length, device=place_1.device) <= place_1)[None, None, None]
+    )
+
+
 def _restrict_keys(inputs: Sequence[AttentionInputs], seen: Tensor) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees no other keys, `[B, 1, T, S]`."""
 

@@ -256,6 +256,9 @@ class Objective(ABC):
     """How it looks for the texts that it writes, a `BeamSearch`; None: it writes none."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
+    is_steady: bool = False
+    """Whether the same operations compute `loss_sums` of each batch of a shape, so that they can be
+    captured: none depends on numbers of the host, nor on which values there are."""
     metrics: ClassVar[tuple[Metric, ...]] = (replace(LOSS, headline=True, per_example=False),)
     """What `compute_metrics` measures, in the order of a report; of some splits it is less."""
     task_metrics: ClassVar[tuple[Metric, ...]] = ()

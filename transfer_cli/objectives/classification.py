@@ -94,6 +94,10 @@ class Classification(SequenceObjective):
         """The loss; with annealing also the share of texts learnt from, to be seen alone."""
         return {"loss": 1.0} if self.annealing is None else {"loss": 1.0, "share_kept": 0.0}
 
+    @property
+    def is_steady(self) -> bool:  # type: ignore[override]
+        return self.annealing is None
+
     def on_step(self, progress: float) -> None:
         self._progress = progress
 

@@ -386,6 +386,7 @@ class Multilabel(SequenceObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.fits_answers = self.thresholds == "fit"
+        self.is_steady = self.pos_weight is None
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)

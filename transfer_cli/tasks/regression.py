@@ -230,6 +230,7 @@ class Regression(SequenceObjective):
     task = "regression"
     problem_type: ClassVar[str | None] = "regression"
     num_outputs = 1
+    is_steady = True
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("mse", higher_is_better=False),
         Metric("mae", higher_is_better=False),

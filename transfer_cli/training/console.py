@@ -92,8 +92,7 @@ def pace_text(
         return speed
     return (
         f"{speed}, so the GPU waits for it: up to twice as many tokens/s (estimated) with "
-        f"loop.batch={2 * batch} optimizer.lr={math.sqrt(2) * rate:.2g}; running text that is "
-        "compiled can have loop.cuda_graphs=true"
+        f"loop.batch={2 * batch} optimizer.lr={math.sqrt(2) * rate:.2g}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 import shutil
 import sysconfig
 from contextlib import nullcontext
@@ -88,9 +89,9 @@ def test_compiled_passes_compute_the_same(case, sizes, backend, monkeypatch):
         assert_close(compiled_weights[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize(("shrink", "later"), [(True, [False, True, True]), (False, [False] * 3)])
-def test_where_memory_ran_out_smaller_batches_are_full(shrink, later):
-    full, graphs = FullBatches(shrink=shrink), []
+def test_where_memory_ran_out_smaller_batches_are_full():
+    shrunk, graphs = [], []
+    full = FullBatches(lambda: shrunk.append(len(graphs)))
 
     for sequences in (8, 5, 8, 4, 4, 4):
         made = SimpleNamespace(lengths=[9] * sequences, positions=9, sequences=sequences)
@@ -98,7 +99,8 @@ def test_where_memory_ran_out_smaller_batches_are_full(shrink, later):
         with context:
             graphs.append(isinstance(context, nullcontext))
 
-    assert graphs == [True, False, True, *later]
+    assert graphs == [True, False, True, False, True, True]
+    assert shrunk == [4]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +112,20 @@ def test_where_memory_ran_out_smaller_batches_are_full(shrink, later):
         ({"lengths_vary": True}, "length"),
         ({"sharded": True}, "sharded"),
         ({"steps": 499}, "499"),
+        ({"minutes": 4.0}, ""),
+        ({"minutes": 0.38}, "0.38 minutes"),
     ],
 )
 def test_auto_compiles_where_kernels_of_its_own_pay(changes, why):
-    usual = {"device": GPU, "missing": "", "lengths_vary": False, "sharded": False, "steps": 500}
+    usual = {
+        "device": GPU, "missing": "", "lengths_vary": False, "sharded": False, "steps": 500,
+        "minutes": math.inf,
+    }  # fmt: skip
 
     reason = why_eager(**{**usual, **changes})
 
     assert why in reason
+    assert bool(reason) == bool(why)
     assert bool(reason) is bool(why)
 
 

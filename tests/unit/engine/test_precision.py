@@ -5,14 +5,16 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.assembly.checks import check_graphs, check_residual
+from transfer_cli.assembly.checks import check_residual, takes_graphs
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.engine import bf16_products
 from transfer_cli.engine.bf16_products import command_precision
 from transfer_cli.engine.precision import Precision, choose_device, device_of_process
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.shape import FORMS
+from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
 
 CPU = torch.device("cpu")
 
@@ -127,26 +129,51 @@ def test_a_residual_stream_in_bfloat16_needs_that_precision(kind):
         check_residual(loop, Precision(kind, CPU))
 
 
+FP16 = Precision("fp16", torch.device("cuda"))
+COMPILED = {"compile": True}
+EAGER_GRAPH = {"compile": False}
+
+
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("loop", "changes", "why"),
     [
-        ({}, None),
-        ({"device": CPU}, "device is cpu"),
-        ({"loop": LoopConfig(cuda_graphs=True, compile=False)}, "compile"),
-        ({"lengths_vary": True}, "differ"),
-        ({"losses": 2}, "2 losses"),
-        ({"micro_batch": 16}, "16 of 32"),
+        (COMPILED, {}, None),
+        (COMPILED, {"precision": Precision("bf16", CPU)}, "device is cpu"),
+        (COMPILED, {"differs": True}, "differ"),
+        (COMPILED, {"losses": ["text", "text"]}, "2 losses"),
+        (COMPILED, {"micro_batch": 16}, "16 of 32"),
+        (COMPILED, {"is_shared": True}, "processes"),
+        (COMPILED | {"activation_checkpointing": True}, {}, None),
+        (EAGER_GRAPH, {}, "loop.compile is off"),
+        (EAGER_GRAPH, {"losses": ["questions"]}, None),
+        (EAGER_GRAPH | {"pack": True}, {"losses": ["questions"]}, "pack"),
+        (EAGER_GRAPH | {"activation_checkpointing": True}, {"losses": ["questions"]}, "checkpoint"),
+        (EAGER_GRAPH, {"losses": ["annealed"]}, "alike"),
+        (EAGER_GRAPH, {"losses": ["questions"], "solves": True}, "optimizer"),
+        (EAGER_GRAPH, {"losses": ["questions"], "precision": FP16}, "fp16"),
     ],
 )
-def test_a_cuda_graph_is_of_a_step_that_is_one_pass(changes, why):
-    usual = {
-        "loop": LoopConfig(cuda_graphs=True, compile=True), "device": torch.device("cuda"),
-        "lengths_vary": False, "losses": 1, "micro_batch": 32,
+def test_a_cuda_graph_is_of_a_step_that_is_one_pass(loop, changes, why):
+    objectives = {
+        "text": CausalLM(), "questions": Classification(),
+        "annealed": Classification(annealing="log"),
     }  # fmt: skip
+    usual = {
+        "precision": Precision("bf16", torch.device("cuda")), "losses": ["text"],
+        "micro_batch": 32, "differs": False, "is_shared": False, "solves": False,
+    } | changes  # fmt: skip
+    losses = [Loss(name, objectives[name]) for name in usual.pop("losses")]
+
+    def takes(asked):
+        asked = LoopConfig(**loop, cuda_graphs=asked)
+        return takes_graphs(asked, losses=losses, **usual)
+
+    assert takes("auto") == (why is None)
+    assert not takes(False)
     with (
         pytest.raises(ConfigError, match=rf"^loop\.cuda_graphs: .*{why}") if why else nullcontext()
     ):
-        check_graphs(**{**usual, **changes})
+        assert takes(True)
 
 
 @pytest.fixture

@@ -9,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests import tiny
+from tests import recorded_graph, tiny
 from transfer_cli.adaptation.edits import IA3, GatedPrefix, LoRA, PALs, ParallelAdapters
 from transfer_cli.data.tokenizer_recipes import BytePairs
 from transfer_cli.errors import RunError
+from transfer_cli.generation import decoding
 from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.streaming import GeneratedText, StopStrings, StreamingDetokenizer
+from transfer_cli.generation.token_graph import takes_graph
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -80,6 +83,46 @@ def test_the_cache_changes_no_token(shape, edited):
         texts = written(model, cached=True, rows=3, sampling=sampling, seed=5)
         assert texts == written(model, cached=False, rows=3, sampling=sampling, seed=5)
         assert (texts[0] == texts[1]) == (sampling.temperature == 0)
+
+
+@pytest.mark.parametrize(
+    ("edited", "shape"),
+    [
+        *(("plain", shape) for shape in SHAPES),
+        ("plain", {**tiny.MODERN, "attention": "full"}),
+        ("pals", {}),
+    ],
+)
+@pytest.mark.parametrize("most", [20, POSITIONS - len(PROMPT) + 1])
+def test_a_captured_token_is_the_same(edited, shape, most, monkeypatch):
+    model = lively_model(edited, **shape)
+    options = {"cached": True, "rows": 3, "sampling": Sampling(2.0), "most": most}
+    expected = written(model, **options)
+
+    monkeypatch.setattr(decoding, "takes_graph", lambda backbone, most, device: True)
+    graphs = recorded_graph.replace_graphs(monkeypatch)
+    assert written(model, **options) == expected
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "most", "on_gpu", "takes"),
+    [
+        ({}, 32, True, True),
+        ({"position_kind": "rotary"}, 32, True, True),
+        ({}, 31, True, False),
+        ({}, 32, False, False),
+        ({"attention": "window", "window": 5}, 32, True, False),
+        ({"attention": "strided", "window": 4}, 32, True, False),
+        ({"position_kind": "bias"}, 32, True, False),
+    ],
+)
+def test_a_graph_is_for_passes_that_differ_in_their_place_alone(changes, most, on_gpu, takes):
+    with without_weights():
+        backbone = tiny.backbone(**changes)
+    device = torch.device("cuda" if on_gpu else "cpu")
+
+    assert takes_graph(backbone, most, device) == takes
 
 
 def test_the_first_of_several_texts_is_the_one_that_comes_alone():
