@@ -36,7 +36,7 @@ def leaves(value_of):
         folder.mkdir(parents=True, exist_ok=True)
         results = {
             "measures": {"validation": {"error_rate": value}},
-            "parameters": {"total": 7, "trainable": int(value)},
+            "parameters": {"total": 7, "trainable": value},
         }
         (folder / "results.json").write_text(json.dumps(results))
         return None
