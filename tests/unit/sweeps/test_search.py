@@ -36,7 +36,7 @@ def leaves(value_of):
         folder.mkdir(parents=True, exist_ok=True)
         results = {
             "measures": {"validation": {"error_rate": value}},
-            "parameters": {"total": 7, "trainable": value},
+            "parameters": {"total": 7, "trainable": 0 if math.isnan(value) else int(value)},
         }
         (folder / "results.json").write_text(json.dumps(results))
         return None
