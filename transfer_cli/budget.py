@@ -45,22 +45,21 @@ class Budget:
 
 @dataclass(frozen=True)
 class Law:
-    """The loss that a model of N parameters reaches after D tokens: E + A/N^alpha + B/D^beta.
+    """The loss of n parameters after d tokens: ((N / n)^(alpha / beta) + D / d)^beta.
 
-    Hoffmann et al. 2022, section 3.3. N is without embeddings.
+    The parameters are without embeddings. What there is too little of decides almost alone: with
+    few tokens size hardly helps (Kaplan et al. 2020, equation 1.5).
     """
 
-    E: float
-    A: float
+    N: float
     alpha: float
-    B: float
+    D: float
     beta: float
 
     def __call__(self, parameters: float, tokens: float) -> float:
         """Return the loss, in nats a token."""
-        return float(
-            self.E + self.A / parameters**self.alpha + self.B / max(tokens, 1.0) ** self.beta
-        )
+        of_size = (self.N / parameters) ** (self.alpha / self.beta)
+        return float((of_size + self.D / max(tokens, 1.0)) ** self.beta)
 
 
 @dataclass(frozen=True)

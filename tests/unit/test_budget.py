@@ -14,7 +14,7 @@ from transfer_cli.budget import (
 from transfer_cli.dial import feedforward, parameters, width
 from transfer_cli.errors import ConfigError
 
-LAW = Law(1.7, 406.4, 0.34, 410.7, 0.28)  # Hoffmann et al. 2022, approach 3
+LAW = Law(6.4e13, 0.076, 1.8e13, 0.103)  # Kaplan et al. 2020, table 2
 SIZES = {
     depth: parameters(depth, width(depth), feedforward(width(depth))) for depth in range(1, 33)
 }

@@ -4,8 +4,7 @@ Each refusal names the key, the cause and the cure; see `assembly.advice` for wh
 """
 
 from collections.abc import Mapping, Sequence
-
-from omegaconf import DictConfig
+from typing import Any
 
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC
@@ -128,43 +127,52 @@ def takes_graphs(
     return bool(loop.cuda_graphs) and not reason
 
 
-def check_source(config: DictConfig, start: Pretrained | None, adaptation: Adaptation) -> None:
+def check_source(start: Pretrained, adaptation: Adaptation, forgetting: str | None) -> None:
     """Refuse what goes back to the text of pretraining where `init_from` brings none along."""
-    if start is None or start.published is None or config.source.data is not None:
+    if start.published is None:
         return
     uses = {
         "adaptation.penalty": isinstance(adaptation.penalty, EWC),
-        "forgetting.data": config.forgetting.data == "source",
+        "forgetting.data": forgetting == "source",
     }
     _refuse(uses, f": {start.weights} brings no text along; {SOURCE_CURE}")
 
 
-def check_packed_rows(shape: BackboneShape, config: DictConfig) -> None:
-    """Refuse rows of several texts that sparse attention would take for one."""
+def check_packed_rows(
+    shape: BackboneShape, data: Mapping[str, Mapping[str, Any]], *, packs: bool
+) -> None:
+    """Refuse rows of several texts that sparse attention would take for one.
+
+    Args:
+        data: The options of each data set, by its key.
+        packs: Whether labelled texts are put into rows.
+    """
     if not shape.is_sparse:
         return
-    streams = {f"streams.{name}.data": config.streams[name].data for name in config.streams}
     packed = {
-        f"{key}.documents: separate": node.get("documents") == "separate"
-        for key, node in {"data": config.data, **streams}.items()
+        f"{key}.documents: separate": options.get("documents") == "separate"
+        for key, options in data.items()
     }
     _refuse(
-        {**packed, "loop.pack: true": config.loop.pack},
+        {**packed, "loop.pack: true": packs},
         " puts texts into a row, which sparse attention (model.attention=strided or fixed) sees as "
         "one; leave it out, or take model.attention=full or window",
     )
 
 
 def is_sharded(
-    config: DictConfig, losses: Mapping[str, RequestedLoss], adaptation: Adaptation
+    parallel: str,
+    losses: Mapping[str, RequestedLoss],
+    adaptation: Adaptation,
+    forgetting: str | None,
 ) -> bool:
     """Return whether each process is to hold a part of the model."""
-    if config.parallel != "fsdp" or distributed.world_size() == 1:
+    if parallel != "fsdp" or distributed.world_size() == 1:
         return False
     need_whole = {
         "adaptation.penalty": adaptation.penalty is not None,
         "adaptation.store=merged": adaptation.store == "merged",
-        "forgetting.data": config.forgetting.data is not None,
+        "forgetting.data": forgetting is not None,
         **{
             f"{loss_key(name)} ({type(loss.objective).__name__})": loss.objective.needs_whole_model
             for name, loss in losses.items()
@@ -243,15 +251,17 @@ def check_average(average: str | None, losses: Sequence[Loss], *, validates: boo
         _refuse(reasons, "; change that, or leave loop.average out", before="loop.average: ")
 
 
-def checked_block_length(config: DictConfig, data: RunData, shape: BackboneShape) -> int:
+def checked_block_length(
+    length: int | None, data: RunData, shape: BackboneShape, loop: LoopConfig
+) -> int:
     """Return the tokens of each block of running text; refuse data whose steps differ in size."""
-    key = "loop.tokens" if config.loop.tokens is not None else "loop.flops"
+    key = "loop.tokens" if loop.tokens is not None else "loop.flops"
     if data.info["main"].task is not None or data.info["main"].pairs or len(data.counts) > 1:
         raise ConfigError(
             f"{key}: is a length for one running text, of which all steps are alike; give "
             "loop.epochs or loop.steps"
         )
-    return block_length(config.data.get("length"), shape.positions)
+    return block_length(length, shape.positions)
 
 
 def check_time_limit(

@@ -100,10 +100,17 @@ def draw_blueprint(
     checks.check_residual(loop, precision)
     requested = build_objectives(config)
     adaptation = build(config.adaptation, "adaptation", Adaptation)
-    sharded = checks.is_sharded(config, requested, adaptation)
+    sharded = checks.is_sharded(config.parallel, requested, adaptation, config.forgetting.data)
     start = _starting_point(config, command, typed, requested, adaptation, values=device != "meta")
     shape = with_direction(choose_shape(config, start.pretrained, command), requested)
-    checks.check_packed_rows(shape, config)
+    checks.check_packed_rows(
+        shape,
+        {
+            "data": config.data,
+            **{f"streams.{name}.data": part.data for name, part in config.streams.items()},
+        },
+        packs=loop.pack,
+    )
     config = with_values(config, _decided_values(config, start.pretrained, shape, precision))
     with distributed.main_first():
         data = datasets.run_data(
@@ -137,7 +144,7 @@ def draw_blueprint(
         varies=_lengths_vary(shape, data),
     )
     config = with_values(
-        config, {"loop.compile": loop.compile, **_decided_vocabulary(config, data, start)}
+        config, {"loop.compile": loop.compile, **_decided_vocabulary(config.tokenizer, data, start)}
     )
     course = _build_course(config, loop, sizes, network, adaptation)
     decided = _finalize_options(network, course)
@@ -164,7 +171,7 @@ def _with_length_in_steps(
     """Return the loop with its length in steps, where that is given in tokens or operations."""
     if not (loop.tokens or loop.flops):
         return loop
-    price: float = checks.checked_block_length(config, data, shape)
+    price: float = checks.checked_block_length(config.data.get("length"), data, shape, loop)
     if loop.flops:
         short = {"loop.flops": None, "loop.steps": PROBED_STEPS}
         probe = draw_probe(with_values(config, short))
@@ -205,11 +212,13 @@ def _choose_kernels(
     return replace(loop, compile=not eager), text if device.type == "cuda" else ""
 
 
-def _decided_vocabulary(config: DictConfig, data: RunData, start: StartingPoint) -> dict[str, int]:
+def _decided_vocabulary(
+    tokenizer: Mapping[str, Any] | None, data: RunData, start: StartingPoint
+) -> dict[str, int]:
     """Return the size of the vocabulary as a value of its key, where `auto` asks for one."""
-    if config.tokenizer is None or not is_auto(config.tokenizer.get("size")):
+    if tokenizer is None or not is_auto(tokenizer.get("size")):
         return {}
-    size = data.tokenizer.size - config.tokenizer.get("sentinels", 0)
+    size = data.tokenizer.size - tokenizer.get("sentinels", 0)
     if start.pretrained is None:
         log.info(
             "tokenizer.size: a vocabulary of %s tokens suits this text and a model of this "
@@ -333,8 +342,18 @@ def _starting_point(
             )
     teachers = open_teachers(requested)
     tensors = None
-    if _inherits_weights(config, start, requested, adaptation) and start is not None:
-        tensors = tensors_with_parts(start, requested["main"].objective, values=values)
+    begins_with = start if config.get("init", "pretrained") == "pretrained" else None
+    forgetting = config.forgetting.data
+    if forgetting is not None and begins_with is None:
+        raise ConfigError(
+            "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
+            "without init=scratch, or leave it out"
+        )
+    checks.check_lm_head(begins_with, requested, adaptation)
+    if begins_with is not None and config.source.data is None:
+        checks.check_source(begins_with, adaptation, forgetting)
+    if begins_with is not None:
+        tensors = tensors_with_parts(begins_with, requested["main"].objective, values=values)
     return StartingPoint(start, tensors, teachers)
 
 
@@ -358,24 +377,6 @@ def _decided_values(
             option = f"{key.rpartition('.')[0]}.duplicates"
             decided[option] = values.get(option, "together")
     return decided
-
-
-def _inherits_weights(
-    config: DictConfig,
-    start: Pretrained | None,
-    requested: Mapping[str, RequestedLoss],
-    adaptation: Adaptation,
-) -> bool:
-    """Return whether the run begins with the weights of `init_from`."""
-    inherits = start is not None and config.get("init", "pretrained") == "pretrained"
-    if config.forgetting.data is not None and not inherits:
-        raise ConfigError(
-            "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
-            "without init=scratch, or leave it out"
-        )
-    checks.check_lm_head(start if inherits else None, requested, adaptation)
-    checks.check_source(config, start if inherits else None, adaptation)
-    return inherits
 
 
 def choose_shape(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:

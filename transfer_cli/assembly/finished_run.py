@@ -167,7 +167,8 @@ def _load_on_device(
     model.to(precision.device).eval()
     without_data = {"data": {"length": None}, "data_dir": "", "seed": 0}
     config = read_run_config(start) or OmegaConf.create(without_data)
-    return OpenedModel(path, config, start, objective, model, longest_input(start, config))
+    length = longest_input(start, config.data.get("length"))
+    return OpenedModel(path, config, start, objective, model, length)
 
 
 def read_run_config(start: Pretrained) -> DictConfig | None:
@@ -178,15 +179,19 @@ def read_run_config(start: Pretrained) -> DictConfig | None:
     return read_stored(run.config, run.read_command(), "run")
 
 
-def longest_input(start: Pretrained, config: DictConfig | None) -> int:
-    """Return how many tokens of a text a model reads: what was cut in training is cut after it."""
+def longest_input(start: Pretrained, length: object) -> int:
+    """Return how many tokens of a text a model reads: what was cut in training is cut after it.
+
+    `length` is the `data.length` of its run; None: there is none.
+    """
     positions = start.description.shape.positions
     if start.graph is not None:
         return start.graph.length
     if start.published is not None:
         return min(start.published.length or positions, positions)
-    length = None if config is None else config.data.get("length")
-    if length is not None and type(length) is not int:
+    if length is None:
+        return positions
+    if type(length) is not int:
         raise ConfigError(f"run: its data.length is {length!r}, expected a whole number")
     return block_length(length, positions)
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from omegaconf import DictConfig
-
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.datasets import PreparedData
 from transfer_cli.config.decided import with_values
@@ -29,7 +27,7 @@ def with_micro_batch(blueprint: Blueprint) -> Blueprint:
     loop = blueprint.course.loop
     if loop.micro_batch != "auto":
         return blueprint
-    share = -(-loop.batch // num_processes(blueprint.config))
+    share = -(-loop.batch // num_processes(blueprint.config.devices))
     room = FILLED * free_bytes(blueprint.precision.device)
     rows = rows_that_fit(share, room, lambda rows: sum(memory_parts(blueprint, rows).values()))
     rows = -distributed.all_reduce_max(-rows)
@@ -41,9 +39,9 @@ def with_micro_batch(blueprint: Blueprint) -> Blueprint:
     )
 
 
-def num_processes(config: DictConfig) -> int:
+def num_processes(devices: int | str) -> int:
     """Return among how many processes a run divides a batch, begun already or not."""
-    return max(distributed.world_size(), config.devices if isinstance(config.devices, int) else 1)
+    return max(distributed.world_size(), devices if isinstance(devices, int) else 1)
 
 
 def bf16_weights(blueprint: Blueprint) -> set[str]:
@@ -57,7 +55,7 @@ def bf16_weights(blueprint: Blueprint) -> set[str]:
 def _shard_count(blueprint: Blueprint) -> int:
     """Return into how many parts weights are cut, and all that is kept of each."""
     config = blueprint.config
-    return num_processes(config) if config.parallel == "fsdp" else 1
+    return num_processes(config.devices) if config.parallel == "fsdp" else 1
 
 
 def max_text_length(blueprint: Blueprint, prepared: Mapping[str, PreparedData]) -> int:
@@ -68,7 +66,8 @@ def max_text_length(blueprint: Blueprint, prepared: Mapping[str, PreparedData]) 
 
 def memory_text(blueprint: Blueprint, length: int) -> str:
     """Return in words what training on texts of so many tokens takes of a process's memory."""
-    parts, processes = memory_parts(blueprint, length=length), num_processes(blueprint.config)
+    parts = memory_parts(blueprint, length=length)
+    processes = num_processes(blueprint.config.devices)
     listed = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items())
     per_process = f" in each of {processes} processes" if processes > 1 else ""
     kind = "float32, frozen matrices in bf16" if bf16_weights(blueprint) else "float32"
@@ -98,7 +97,7 @@ def memory_parts(
         copies = (1 + hasattr(adaptation.penalty, "fisher")) * inherited
     averages = {"ema": 1, "last_k": loop.average_last}.get(loop.average or "", 0)
     shape = blueprint.model.backbone.shape
-    share = -(-loop.batch // num_processes(config))
+    share = -(-loop.batch // num_processes(config.devices))
     if rows is None:
         rows = min(int(loop.micro_batch or share), share)
     length = length or config.data.get("length") or shape.positions

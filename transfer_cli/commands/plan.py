@@ -106,7 +106,7 @@ def plan(config: DictConfig, command: str) -> None:
         size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES_PREFIX)
     )
     length = config.data.get("length") or blueprint.model.backbone.shape.positions
-    processes, most = num_processes(config), available_cores()
+    processes, most = num_processes(config.devices), available_cores()
     too_many = processes > most and blueprint.precision.device.type == "cpu"
     if too_many or steps == 0 or (steps is None and of_weights > MOST_BYTES):
         print_out(named_line("flops", _flops_text(blueprint, *full_text_costs(blueprint, length))))

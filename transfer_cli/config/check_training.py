@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,7 +74,7 @@ def check_training(config: DictConfig) -> None:
     _check_loggers(logger_names(config.logger))
 
 
-def _check_length(loop: DictConfig) -> None:
+def _check_length(loop: Mapping[str, Any]) -> None:
     """Refuse two lengths of one run; epochs are a preset's, unless they are typed."""
     lengths = [f"loop.{name}" for name in LENGTHS if loop[name] is not None]
     epochs = (word.partition("=")[2] for word in CommandLine.current().overrides
@@ -88,14 +88,14 @@ def _check_length(loop: DictConfig) -> None:
         )
 
 
-def _check_optimizer(options: DictConfig) -> None:
+def _check_optimizer(options: Mapping[str, Any]) -> None:
     if "lr" in options:
-        base_lr(options.lr, width=1)
+        base_lr(options["lr"], width=1)
     for name in ("weight_decay", "eps", "momentum"):
         value = options.get(name)
         if isinstance(value, int | float) and not 0 <= value < math.inf:
             raise ConfigError(f"optimizer.{name}: must be 0 or more, got {value}")
-    betas = options.betas if "betas" in options else ()
+    betas = options.get("betas", ())
     numbers = betas if isinstance(betas, Sequence) else [None]
     if not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in numbers):
         raise ConfigError(f"optimizer.betas: must be numbers of 0 or more and below 1, got {betas}")

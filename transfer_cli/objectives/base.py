@@ -256,9 +256,6 @@ class Objective(ABC):
     """How it looks for the texts that it writes, a `BeamSearch`; None: it writes none."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
-    is_steady: bool = False
-    """Whether the same operations compute `loss_sums` of each batch of a shape, so that they can be
-    captured: none depends on numbers of the host, nor on which values there are."""
     metrics: ClassVar[tuple[Metric, ...]] = (replace(LOSS, headline=True, per_example=False),)
     """What `compute_metrics` measures, in the order of a report; of some splits it is less."""
     task_metrics: ClassVar[tuple[Metric, ...]] = ()
@@ -269,6 +266,15 @@ class Objective(ABC):
     def head(self) -> str | None:
         """The name of its head, which no other loss has; None: it has none, or shares it."""
         return None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the same operations compute `loss_sums` of all batches of a shape.
+
+        They can be captured then: none depends on numbers of the host, or on which values there
+        are. A subclass says so itself.
+        """
+        return False
 
     @property
     def token_head(self) -> str | None:

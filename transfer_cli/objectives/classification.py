@@ -95,8 +95,8 @@ class Classification(SequenceObjective):
         return {"loss": 1.0} if self.annealing is None else {"loss": 1.0, "share_kept": 0.0}
 
     @property
-    def is_steady(self) -> bool:  # type: ignore[override]
-        return self.annealing is None
+    def is_steady(self) -> bool:
+        return type(self) is Classification and self.annealing is None
 
     def on_step(self, progress: float) -> None:
         self._progress = progress

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from transfer_cli.config.schema import LAUNCHERS, LocalLauncher
 from transfer_cli.errors import ConfigError, pip_install
 from transfer_cli.runs.sweep import JobState, SweepJob
@@ -72,17 +70,13 @@ class JobThere:
         return _submitit().helpers.DelayedSubmission(JobThere(replace(self.jobs, done=[])), job)
 
 
-def chosen_cluster(hydra: DictConfig) -> Cluster | None:
-    """Return the cluster that a command line or a config chooses; None for this machine."""
-    name = hydra.runtime.choices["hydra/launcher"]
+def chosen_cluster(name: str, settings: Mapping[str, Any]) -> Cluster | None:
+    """Return the cluster of the launcher that is chosen, by name; None for this machine."""
     if name == "basic":  # the launcher that is chosen where none is: that of `sweeps.local`
         return None
     if name not in LAUNCHERS:
         raise ConfigError(f"hydra/launcher={name}: must be one of {', '.join(LAUNCHERS)}")
     _submitit()
-    # Below a root again: `submitit_folder` names `hydra.sweep.dir`.
-    whole = OmegaConf.create({"hydra": hydra})
-    settings: Any = OmegaConf.to_container(whole.hydra.launcher, resolve=True)
     known = LAUNCHERS[name].__dataclass_fields__
     given = {key: settings[key] for key in known if settings.get(key) is not None}
     return Cluster(name.removeprefix("submitit_"), given)

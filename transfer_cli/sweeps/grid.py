@@ -5,19 +5,20 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from transfer_cli.config.build import check_options
 from transfer_cli.config.check import check_config
 from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import options
 from transfer_cli.config.flat import flat_items
+from transfer_cli.config.stored import plain_values
 from transfer_cli.errors import ConfigError, TransferError, list_names
 from transfer_cli.runs.sweep import SweepJob
 from transfer_cli.sweeps.jobs import Jobs, shared_overrides
@@ -97,7 +98,7 @@ class Grid(Planner):
             return
         # Raises before anything is written.
         shares = shares_of(configs[0])
-        log_data_changes(configs)
+        log_data_changes(map(plain_values, configs))
         self.launch(self.jobs.begin(self.folder, all_jobs, shares.threads), shares)
 
     def _runnable_jobs(self, all_jobs: Sequence[list[str]]) -> list[list[str]]:
@@ -144,10 +145,9 @@ def _extended_parts(words: Sequence[str]) -> set[str]:
     return {part for part, dot, _ in added if dot and part in _PARTS}
 
 
-def log_data_changes(configs: Sequence[DictConfig]) -> None:
+def log_data_changes(configs: Iterable[Mapping[str, Any]]) -> None:
     """Say which swept keys have text or tokenizer prepared more than once, and how often."""
-    plain: list[Any] = [OmegaConf.to_container(config, resolve=True) for config in configs]
-    data = [dict(flat_items({part: node.get(part) for part in _DATA_PARTS})) for node in plain]
+    data = [dict(flat_items({part: node.get(part) for part in _DATA_PARTS})) for node in configs]
     keys = sorted({key for values in data for key in values})
     differ = [key for key in keys if len({json.dumps(values.get(key)) for values in data}) > 1]
     if not differ:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from transfer_cli.config.compose import Composition, compose, parsed_overrides, without_hydra_keys
 from transfer_cli.config.literal import quoted
+from transfer_cli.config.schema import LAUNCHERS
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.atomic import make_dated_folder
 from transfer_cli.runs.sweep import SWEEP, SweepDirectory
@@ -37,7 +38,11 @@ def run_sweep(jobs: Jobs, folder: Path) -> None:
         for override in parsed_overrides(command, request, [*preset, *typed])
     }
     not_typed = frozenset(swept) - {word.partition("=")[0] for word in typed}
-    cluster = chosen_cluster(first.hydra)
+    launcher = first.hydra.runtime.choices["hydra/launcher"]
+    # Below a root again: `submitit_folder` names `hydra.sweep.dir`.
+    whole = OmegaConf.create({"hydra": first.hydra})
+    settings: Any = OmegaConf.to_container(whole.hydra.launcher, resolve=launcher in LAUNCHERS)
+    cluster = chosen_cluster(launcher, settings)
     kind = Search if OmegaConf.select(first.config, "sweep.search") else Grid
     kind(
         jobs,

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.config.flat import flat_items
 from transfer_cli.config.schema import SweepConfig
+from transfer_cli.config.stored import plain_values
 from transfer_cli.errors import ConfigError, did_you_mean, pip_install, raised_as
 from transfer_cli.metrics import require_metric
 from transfer_cli.runs.atomic import write_json
@@ -74,7 +75,7 @@ class Search(Planner):
         self._settings = self._with_aim(shares.settings, configs[0])
         self._aim = {"objective": self._settings.objective, "direction": self._settings.direction}
         self._fixed, self._space, self._shares = fixed, space, shares
-        log_data_changes(configs)
+        log_data_changes(map(plain_values, configs))
         self._warn_of_objective()
         self._search(seed=configs[0].seed)
 

@@ -386,7 +386,6 @@ class Multilabel(SequenceObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.fits_answers = self.thresholds == "fit"
-        self.is_steady = self.pos_weight is None
 
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
@@ -396,6 +395,10 @@ class Multilabel(SequenceObjective):
     @property
     def num_outputs(self) -> int:
         return len(self.info.labels)
+
+    @property
+    def is_steady(self) -> bool:
+        return type(self) is Multilabel and self.pos_weight is None
 
     def answer_scores(self, answers_BN: Tensor) -> Tensor:
         never = 1e-6  # the probability of what a teacher is sure of not to be so

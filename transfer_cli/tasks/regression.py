@@ -230,7 +230,6 @@ class Regression(SequenceObjective):
     task = "regression"
     problem_type: ClassVar[str | None] = "regression"
     num_outputs = 1
-    is_steady = True
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("mse", higher_is_better=False),
         Metric("mae", higher_is_better=False),
@@ -249,6 +248,10 @@ class Regression(SequenceObjective):
         super().__post_init__()
         if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
             raise ValueError(f"clip is {list(self.clip)}, expected [LOWEST, HIGHEST]")
+
+    @property
+    def is_steady(self) -> bool:
+        return type(self) is Regression
 
     def unit_of(self, task: Task | None) -> tuple[float, float]:
         if not self.standardise or not isinstance(task, RegressionTask):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.flat import flat_items
 from transfer_cli.config.roles import Role, role_of
@@ -25,13 +24,14 @@ _PATH_OPTIONS = frozenset({"train", "validation", "test", "path"})
 """What options of data and tokenizers are called that name files."""
 
 
-def hyperparameters(config: DictConfig, presets: Mapping[str, str]) -> dict[str, str | float]:
+def hyperparameters(
+    config: Mapping[str, Any], presets: Mapping[str, str]
+) -> dict[str, str | float]:
     """Return what TensorBoard lists beside the final measures: plain values and chosen presets.
 
     Lists and paths are left out, and so is what only names the run or says where it works.
     """
-    plain: Any = OmegaConf.to_container(config, resolve=True)
-    values = {key: _as_cell(value) for key, value in flat_items(plain) if _is_listed(key, value)}
+    values = {key: _as_cell(value) for key, value in flat_items(config) if _is_listed(key, value)}
     return values | {group: _as_cell(option) for group, option in presets.items()}
 
 

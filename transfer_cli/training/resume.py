@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import DictConfig
+import torch
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import total_steps_of
@@ -21,7 +21,6 @@ from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE, upgrade_state
 from transfer_cli.engine import distributed
 from transfer_cli.engine.loop import Progress
 from transfer_cli.engine.metrics_logger import rewind
-from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, FinishedError, RunError, between
 from transfer_cli.model.weights import DESCRIPTION, read_description
 from transfer_cli.runs import checkpoint
@@ -41,7 +40,9 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def same_threads(directory: RunDirectory, config: DictConfig, *, strict: bool) -> Iterator[None]:
+def same_threads(
+    directory: RunDirectory, threads: int | None, device: torch.device, *, strict: bool
+) -> Iterator[None]:
     """Compute with as many threads as the newest checkpoint, unless `threads` says otherwise.
 
     What else differs from then is said in one line: the run goes on, and is no longer bit for bit
@@ -49,10 +50,9 @@ def same_threads(directory: RunDirectory, config: DictConfig, *, strict: bool) -
     """
     record = json.dumps(_read_environment(directory)) if distributed.is_main() else ""
     then: dict[str, Any] | None = json.loads(distributed.broadcast_text(record))
-    threads = config.threads or (then or {}).get("threads")
+    threads = threads or (then or {}).get("threads")
     with computing_threads(threads):
         if distributed.is_main():
-            device = device_and_precision(config.device, config.precision).device
             _compare(then, numerical_environment(device, distributed.world_size()), strict=strict)
         if threads is not None and threads * distributed.local_world_size() > available_cores():
             log.info(

@@ -17,7 +17,7 @@ from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.build import build
 from transfer_cli.config.check_training import check_training
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.config.schema import LoopConfig
+from transfer_cli.config.schema import CostConfig, LoopConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.precision import device_and_precision
@@ -82,7 +82,7 @@ def _begin_run(config: DictConfig, command: str, typed: CommandLine, foresight: 
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
-    spending = _build_spending(config)
+    spending = _build_spending(config.cost, config.device, config.precision)
     config, typed = foresight.config(config, command, typed)
     run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
     run = replace(run, blueprint=foresight.blueprint(run.blueprint))
@@ -96,12 +96,11 @@ def _begin_run(config: DictConfig, command: str, typed: CommandLine, foresight: 
     return directory.path
 
 
-def _build_spending(config: DictConfig) -> Spending:
+def _build_spending(cost: CostConfig, device: str, precision: str) -> Spending:
     """Return what adds up the spending of this process from now on."""
-    cost, meter = config.cost, Meter("cost.energy=off")
+    meter = Meter("cost.energy=off")
     if cost.energy == "auto":
-        device = device_and_precision(config.device, config.precision).device
-        meter = device_meter(device)
+        meter = device_meter(device_and_precision(device, precision).device)
         log.info("energy: %s", meter.source if meter.has_reading else f"not known: {meter.source}")
     return Spending(meter, Footprint(cost.pue, cost.kg_per_kwh))
 
@@ -168,8 +167,9 @@ def _resume_run(
         if distributed.is_main():
             directory.clear_leftovers()
             checkpoint.clear_leftovers(directory.checkpoints)
-        with same_threads(directory, stored, strict=config.resume_strict):
-            spending = _build_spending(stored)
+        device = device_and_precision(stored.device, stored.precision).device
+        with same_threads(directory, stored.threads, device, strict=config.resume_strict):
+            spending = _build_spending(stored.cost, stored.device, stored.precision)
             run = build_run(stored, command, typed, Origins(directory, config.data_changed))
             run = replace(run, blueprint=foresight.blueprint(run.blueprint))
             Trainer(command, run, directory, spending).resume(typed)

@@ -592,7 +592,7 @@ class Trainer:
             f"forgetting/{name}": value
             for name, value in (forgetting or {}).get("after", {}).items()
         }
-        settings = hyperparameters(self._config, results.presets)
+        settings = hyperparameters(plain_values(self._config), results.presets)
         self._logger.write_final(settings, final_values, progress.step)
         write_json(self._directory.timing, self._timing(seconds))
         results.write(self._directory.results)

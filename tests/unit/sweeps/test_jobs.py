@@ -459,7 +459,7 @@ def test_the_latest_sweep_of_the_same_words_goes_on(tmp_path):
 
 def said_of(caplog, *configs):
     with caplog.at_level(logging.INFO):
-        log_data_changes([OmegaConf.create(config) for config in configs])
+        log_data_changes(configs)
     return caplog.messages
 
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from tests import tiny
 from transfer_cli.assembly.datasets import PreparedData
@@ -47,7 +46,7 @@ CONFIG = {
 
 
 def test_plain_values_and_presets_are_listed_and_paths_are_not():
-    values = hyperparameters(OmegaConf.create(CONFIG), {"adaptation": "ulmfit"})
+    values = hyperparameters(CONFIG, {"adaptation": "ulmfit"})
 
     assert values == {
         "seed": 3, "data.text": "question", "data.validation": 0.1, "tokenizer": "none",

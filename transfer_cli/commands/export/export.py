@@ -338,7 +338,7 @@ def _export_length(start: Pretrained) -> int:
     if start.task is None:
         return start.description.shape.positions
     config = read_run_config(start)
-    length = longest_input(start, config)
+    length = longest_input(start, None if config is None else config.data.get("length"))
     if config is None and start.published is None:
         log.warning(
             "run: no config.yaml of a run lies beside %s, so whether texts were cut in training is "
