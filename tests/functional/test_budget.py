@@ -38,6 +38,20 @@ def test_a_budget_of_operations_is_spent(transfer):
     assert planned(transfer, "pretrain") == Path("run/plan.txt").read_text()
 
 
+@pytest.mark.parametrize(("of_depth_3", "depth"), [(7e-5, 3), (5e-4, 4)])
+def test_a_depth_that_turns_out_slow_is_not_chosen(of_depth_3, depth, transfer, monkeypatch):
+    seconds = {2: 4e-5, 3: of_depth_3, 4: 1.4e-4, 8: 1e-3}
+
+    class Speeds(dict):
+        def get(self, key, default):
+            return seconds[json.loads(key)["depth"]]
+
+    monkeypatch.setattr("transfer_cli.training.budgeted._read_speeds", lambda place: Speeds())
+    ended = transfer("plan", "pretrain", *DIAL, "plan.steps=0", "budget=600s").ok()
+
+    assert f"budget: 600s: depth {depth} and" in ended.err
+
+
 def planned(transfer, command):
     """Return the plan of a run that repeats another one, which has a budget."""
     shown = transfer("plan", command, "run/config.yaml", "plan.steps=0").ok()

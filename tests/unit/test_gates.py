@@ -5,26 +5,26 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_775,
+    "lines of the package": 77_805,
     "files of the package": 411,
     "modules to read for engine.step": 39,
-    "lines to read for engine.step": 7_031,
+    "lines to read for engine.step": 7_037,
     "modules to read for tasks.classification": 13,
     "lines to read for tasks.classification": 3_038,
     "modules to read for reports.page": 32,
-    "lines to read for reports.page": 5_588,
+    "lines to read for reports.page": 5_587,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_207,
+    "lines to read for assembly.drawing": 25_223,
     "modules to read for training.train": 186,
-    "lines to read for training.train": 35_592,
+    "lines to read for training.train": 35_612,
     "modules to read for commands.predict.predict": 108,
-    "lines to read for commands.predict.predict": 23_134,
+    "lines to read for commands.predict.predict": 23_145,
     "circles of imports": 0,
-    "signatures with a config": 71,
+    "signatures with a config": 56,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_560,
+    "lines of tests": 67_573,
     "lines of scripts": 5_322,
-    "lines of documentation": 6_133,
+    "lines of documentation": 6_134,
 }
 
 

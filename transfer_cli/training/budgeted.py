@@ -79,14 +79,18 @@ def within_budget(
         aside = ASIDE_SECONDS + 2 * main_value(meter.drawing)
         left = (1 - ASIDE_SHARE) * (left - spent - aside)
     runs, values = _affordable_runs(config.budget, meter, left, costs), dict[str, Any]()
-    best = runs[0]
-    if budget.unit == "s":
-        # Once more at its own batch: it may lie between the depths that were measured.
+    best, measured = runs[0], set[int]()
+    # Once more at its own batch: it may lie between the depths that were measured.
+    while budget.unit == "s" and best.depth not in measured:
         began = time.perf_counter()
-        cost = costs[best.depth] = meter.cost(best.depth, best.tokens)
+        costs[best.depth] = meter.cost(best.depth, best.tokens)
+        measured.add(best.depth)
         left -= main_value(time.perf_counter() - began)
-        best = _affordable_runs(config.budget, meter, left, {best.depth: cost})[0]
-        values["loop.minutes"] = round((left - FORWARD_COST * cost * meter.corpus.scored) / 60, 3)
+        runs = _affordable_runs(config.budget, meter, left, costs)
+        best = runs[0]
+    if budget.unit == "s":
+        scoring = FORWARD_COST * costs[best.depth] * meter.corpus.scored
+        values["loop.minutes"] = round((left - scoring) / 60, 3)
     _log_choice(config.budget, best, runs, meter)
     twice = meter.planned_runs(left + budget.amount, costs)[0]
     log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
