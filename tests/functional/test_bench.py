@@ -170,3 +170,31 @@ def test_the_comparison_with_a_commit_before_runs_on_a_cpu(tmp_path):
     ways = {line["way"]: line["ms"] for line in lines if "way" in line}
     assert ways.keys() >= {"before", "now", "plain loop"}
     assert min(ways.values()) > 0
+
+
+@pytest.mark.slow
+def test_short_passes_are_timed_on_a_cpu(tmp_path, masked, pretrained):
+    (tmp_path / "trec").mkdir()
+    lines = [
+        f"{kind} Who was number {n} ?\n" for n in range(40) for kind in ("HUM:ind", "NUM:date")
+    ]
+    for name in ("train_5500.label", "TREC_10.label"):
+        (tmp_path / "trec" / name).write_text("".join(lines))
+    ways = ["step", "step, no graphs", "token, fp32, 8"]
+    words = [
+        "--bert",
+        masked,
+        "--causal",
+        pretrained,
+        "--data-dir",
+        tmp_path,
+        "--quick",
+        "--seconds=200",
+    ]
+    command = [sys.executable, FOLDER.parent / "gpu" / "short.py", *words, "--device", "cpu"]
+
+    ended = subprocess.run([*command, "--ways", *ways], capture_output=True, text=True, check=True)
+
+    measured = {k: v for line in ended.stdout.splitlines() for k, v in json.loads(line).items()}
+    assert list(measured) == ways
+    assert min(measured.values()) > 0

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, to_device, with_padded_facts
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
 LENGTH_MULTIPLE = 8
@@ -107,6 +108,14 @@ class PassGraphs:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 torch._foreach_zero_([self._gradients[p] for p in parameters])
                 sums = compute(inputs, constants)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # such as a part of somebody's own that asks the device
+            reason, *_ = str(error).splitlines()
+            raise ConfigError(
+                f"loop.cuda_graphs: a pass of this model cannot be one ({reason}); begin again "
+                "with loop.cuda_graphs=false"
+            ) from error
         finally:
             self._model.on_pass = on_pass
         self._pool = graph.pool()

@@ -13,6 +13,7 @@ from transfer_cli.adaptation.plans import GradualUnfreezing
 from transfer_cli.batch import with_facts, with_padded_facts
 from transfer_cli.engine import pass_graphs
 from transfer_cli.engine.pass_graphs import PassGraphs
+from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.classification import Classification
 
 CPU = torch.device("cpu")
@@ -101,6 +102,25 @@ def test_long_texts_and_several_passes_have_no_graphs(graphs, monkeypatch):
     tiny.Run(step, data, recipe, batch=16, micro_batch=16).go()
 
     assert not graphs
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_pass_that_cannot_be_captured_ends_the_run_in_one_line():
+    model = tiny.model(Classification(dropout=0))
+    graphs, view = PassGraphs(model, CPU), tiny.Questions(examples=4).batch(range(4))
+    ready, calls = graphs.prepare(view), []
+
+    def compute(batch, factors):
+        calls.append(batch)
+        if len(calls) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        tokens = model.backbone.token_embedding.weight
+        tokens.grad = torch.zeros_like(tokens)
+        return {}
+
+    graphs(0, ready, {}, compute)
+    with pytest.raises(ConfigError, match=r"^loop\.cuda_graphs: .*not permitted"):
+        graphs(0, ready, {}, compute)
 
 
 def test_a_batch_is_padded_to_lengths_that_come_again():
