@@ -5,10 +5,10 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_805,
+    "lines of the package": 77_814,
     "files of the package": 411,
     "modules to read for engine.step": 39,
-    "lines to read for engine.step": 7_037,
+    "lines to read for engine.step": 7_046,
     "modules to read for tasks.classification": 13,
     "lines to read for tasks.classification": 3_038,
     "modules to read for reports.page": 32,
@@ -16,15 +16,15 @@ BOUNDS = {
     "modules to read for assembly.drawing": 128,
     "lines to read for assembly.drawing": 25_223,
     "modules to read for training.train": 186,
-    "lines to read for training.train": 35_612,
+    "lines to read for training.train": 35_621,
     "modules to read for commands.predict.predict": 108,
     "lines to read for commands.predict.predict": 23_145,
     "circles of imports": 0,
     "signatures with a config": 56,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_573,
-    "lines of scripts": 5_322,
-    "lines of documentation": 6_134,
+    "lines of tests": 67_621,
+    "lines of scripts": 5_517,
+    "lines of documentation": 6_133,
 }
 
 
