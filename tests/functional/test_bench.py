@@ -175,9 +175,8 @@ def test_the_comparison_with_a_commit_before_runs_on_a_cpu(tmp_path):
 @pytest.mark.slow
 def test_short_passes_are_timed_on_a_cpu(tmp_path, masked, pretrained):
     (tmp_path / "trec").mkdir()
-    lines = [
-        f"{kind} Who was number {n} ?\n" for n in range(40) for kind in ("HUM:ind", "NUM:date")
-    ]
+    labels = ("ABBR:abb", "DESC:def", "ENTY:food", "HUM:ind", "LOC:city", "NUM:date")
+    lines = [f"{label} Who was {label[0]} {n} ?\n" for n in range(12) for label in labels]
     for name in ("train_5500.label", "TREC_10.label"):
         (tmp_path / "trec" / name).write_text("".join(lines))
     ways = ["step", "step, no graphs", "token, fp32, 8"]

@@ -22,9 +22,9 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 56,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_621,
-    "lines of scripts": 5_517,
-    "lines of documentation": 6_133,
+    "lines of tests": 67_620,
+    "lines of scripts": 5_520,
+    "lines of documentation": 6_134,
 }
 
 
