@@ -30,6 +30,7 @@ def test_a_run_ends_within_its_budget_and_says_what_it_chose(transfer):
     assert "is finished" in transfer(*again).ok().err
 
 
+@pytest.mark.slow
 def test_a_budget_of_operations_is_spent(transfer):
     transfer("pretrain", *DIAL, "budget=3e10flop", "run.dir=run", "model.width=32").ok()
 
@@ -38,7 +39,9 @@ def test_a_budget_of_operations_is_spent(transfer):
     assert planned(transfer, "pretrain") == Path("run/plan.txt").read_text()
 
 
-@pytest.mark.parametrize(("of_depth_3", "depth"), [(7e-5, 3), (5e-4, 4)])
+@pytest.mark.parametrize(
+    ("of_depth_3", "depth"), [pytest.param(7e-5, 3, marks=pytest.mark.slow), (5e-4, 4)]
+)
 def test_a_depth_that_turns_out_slow_is_not_chosen(of_depth_3, depth, transfer, monkeypatch):
     seconds = {2: 4e-5, 3: of_depth_3, 4: 1.4e-4, 8: 1e-3}
 

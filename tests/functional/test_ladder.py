@@ -36,6 +36,7 @@ def ladder(tmp_path, pretrained):
     return tmp_path / "ladder"
 
 
+@pytest.mark.slow
 def test_a_run_says_what_was_foretold_of_it(transfer, words, ladder, read_json):
     said = transfer("plan", *words, "plan.steps=0", f"ladder.of={ladder}").ok().out
     transfer(*words, "run.dir=run", f"ladder.of={ladder}").ok()

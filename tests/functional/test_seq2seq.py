@@ -31,6 +31,7 @@ def words(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_t5_is_trained_resumed_asked_and_exported(transfer, stopped, words, tmp_path):
     lib = reference()
     transfer(*words, "run.dir=whole").ok()

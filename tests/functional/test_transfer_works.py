@@ -24,6 +24,7 @@ def accuracy(result):
     return result["measures"]["test"]["accuracy"]
 
 
+@pytest.mark.slow
 def test_half_a_pretraining_decides_already(results, tmp_path):
     pretrained = results("pretrain", "pretrained", "experiment=sample/pretrain", "loop.steps=250")
     start = f"init_from={tmp_path / 'pretrained'}"

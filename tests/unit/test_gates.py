@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 56,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_620,
+    "lines of tests": 67_626,
     "lines of scripts": 5_520,
     "lines of documentation": 6_134,
 }
