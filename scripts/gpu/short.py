@@ -61,7 +61,7 @@ def train(args: argparse.Namespace, clock: Clock, words: Sequence[str], folder: 
         clock()
         return step(*parts)
 
-    TrainStep.__call__ = timed  # type: ignore[method-assign]
+    TrainStep.__call__ = timed  # type: ignore[method-assign]  # this process measures, and ends
     code = main([
         "finetune", "data=trec6", f"init_from={args.bert}", f"device={args.device}",
         f"loop.batch={BATCH}", f"loop.steps={clock.total}", "loop.evaluate_every=9999 steps",
