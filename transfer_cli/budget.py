@@ -56,10 +56,18 @@ class Law:
     D: float
     beta: float
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise ConfigError(f"dial.law.{name}: must be a number above 0, got {value!r}")
+
     def __call__(self, parameters: float, tokens: float) -> float:
-        """Return the loss, in nats a token."""
-        of_size = (self.N / parameters) ** (self.alpha / self.beta)
-        return float((of_size + self.D / max(tokens, 1.0)) ** self.beta)
+        """Return the loss, in nats a token; infinity where it is beyond all numbers."""
+        try:
+            of_size = (self.N / parameters) ** (self.alpha / self.beta)
+            return float((of_size + self.D / max(tokens, 1.0)) ** self.beta)
+        except OverflowError:
+            return math.inf
 
 
 @dataclass(frozen=True)

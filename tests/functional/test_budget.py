@@ -95,6 +95,17 @@ def test_a_time_too_short_to_train_has_an_answer(transfer, pretrained, questions
 
 
 @pytest.mark.parametrize(
+    ("word", "key"),
+    [("dial.law=null", "dial.law"), ("~dial.law.D", "dial.law"), ("dial.law.N=0", "dial.law.N")],
+)
+def test_a_law_that_is_none_is_refused(transfer, word, key):
+    ended = transfer("pretrain", *DIAL, "budget=1min", word)
+
+    assert (ended.code, ended.err.count(f"{key}: ")) == (2, 1)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
     "words",
     [("budget=10",), ("budget=1min", "model=tiny"), ("budget=1min", "loop.steps=5"),
      ("budget=1min", "loop.tokens=5e5"), ("budget=1min", "loop.minutes=5")],

@@ -1,5 +1,7 @@
 """What a budget pays for: the choice of depth and length, without a clock."""
 
+from dataclasses import replace
+
 import pytest
 
 from transfer_cli.budget import (
@@ -35,6 +37,17 @@ def test_a_budget_is_of_time_or_of_operations(text, amount, unit):
 def test_what_is_no_budget_is_refused(text):
     with pytest.raises(ConfigError, match=r"^budget: "):
         Budget.parse(text)
+
+
+@pytest.mark.parametrize("name", ["N", "alpha", "D", "beta"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "much", None])
+def test_a_law_has_numbers_above_zero(name, value):
+    with pytest.raises(ConfigError, match=rf"^dial\.law\.{name}: "):
+        replace(LAW, **{name: value})
+
+
+def test_a_law_beyond_all_numbers_foretells_infinity():
+    assert replace(LAW, alpha=1e9)(1e6, 1e9) == float("inf")
 
 
 @pytest.mark.parametrize("amount", [1e14, 1e16, 1e18])

@@ -350,9 +350,9 @@ def _starting_point(
             "without init=scratch, or leave it out"
         )
     checks.check_lm_head(begins_with, requested, adaptation)
-    if begins_with is not None and config.source.data is None:
-        checks.check_source(begins_with, adaptation, forgetting)
     if begins_with is not None:
+        if config.source.data is None:
+            checks.check_source(begins_with, adaptation, forgetting)
         tensors = tensors_with_parts(begins_with, requested["main"].objective, values=values)
     return StartingPoint(start, tensors, teachers)
 

@@ -179,7 +179,7 @@ def read_run_config(start: Pretrained) -> DictConfig | None:
     return read_stored(run.config, run.read_command(), "run")
 
 
-def longest_input(start: Pretrained, length: object) -> int:
+def longest_input(start: Pretrained, length: Any) -> int:
     """Return how many tokens of a text a model reads: what was cut in training is cut after it.
 
     `length` is the `data.length` of its run; None: there is none.
@@ -189,9 +189,7 @@ def longest_input(start: Pretrained, length: object) -> int:
         return start.graph.length
     if start.published is not None:
         return min(start.published.length or positions, positions)
-    if length is None:
-        return positions
-    if type(length) is not int:
+    if length is not None and type(length) is not int:
         raise ConfigError(f"run: its data.length is {length!r}, expected a whole number")
     return block_length(length, positions)
 

@@ -403,10 +403,10 @@ class TrainStep:
             }
             if self._needs_output_gradients(ready):  # with the dropout of the pass before
                 self._seed_dropout(step, number)
-            shared = {term: share[term] * factor for term, factor in factors.items()}
+            scales = {term: share[term] * factor for term, factor in factors.items()}
             with self._forward.accumulating(last=number == len(ready) - 1):
                 memory = self._memory(number, micro)
-                sums = self._pass(views, shared, memory, is_only=len(ready) == 1)
+                sums = self._pass(views, scales, memory, is_only=len(ready) == 1)
             for term in present:
                 if term in sums:
                     totals[term] = totals[term] + share[term] * sums[term]
@@ -438,8 +438,8 @@ class TrainStep:
             main, stage = self.losses[0].name, self.stages.current
             if (view := self._graphs.prepare(views[main])) is not None:
                 return self._graphs(stage, view, factors, lambda b, fs: compute({main: b}, fs))
-        with_facts = {name: self._add_facts(view) for name, view in views.items()}
-        return compute(_move_views(with_facts, self._precision.device), factors)
+        ready = {name: self._add_facts(view) for name, view in views.items()}
+        return compute(_move_views(ready, self._precision.device), factors)
 
     def _memory(self, number: int, micro: Mapping[str, Batch]) -> Memory | None:
         """Return what the lanes of a micro-batch remember."""

@@ -139,13 +139,13 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         for part_BT in before:
             _next_logits(model, part_BT, kv_cache, torch.zeros_like(part_BT), None)
     for number in range(max_new_tokens):
-        first = len(prompt) + number - read_BT.shape[1]
-        later_T = torch.arange(first, first + read_BT.shape[1], device=device) >= len(prompt)
-        segment_BT = (later_T * segment).expand_as(read_BT)
-        prefix_B = None if prefix is None else read_BT.new_full((len(read_BT),), prefix)
         if graph is not None:
             logits_BV = graph(read_BT)
         else:
+            first = len(prompt) + number - read_BT.shape[1]
+            later_T = torch.arange(first, first + read_BT.shape[1], device=device) >= len(prompt)
+            segment_BT = (later_T * segment).expand_as(read_BT)
+            prefix_B = None if prefix is None else read_BT.new_full((len(read_BT),), prefix)
             logits_BV = _next_logits(model, read_BT, kv_cache, segment_BT, prefix_B)
         logits_BV = logits_BV.expand(rows, -1)
         if kv_cache is not None and number == 0:

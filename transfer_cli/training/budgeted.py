@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,10 @@ class _TokenCosts:
         self._config = with_values(config, measured)
         self._command, self._typed = command, typed
         self.budget, self.corpus, self.drawing = budget, Corpus(0.0), 0.0
-        self._law: Callable[[float, float], float] = Law(
-            **resolved_node(config.dial.law, "dial.law")
-        )
+        numbers = resolved_node(config.dial.law, "dial.law")
+        if not isinstance(numbers, Mapping) or len(numbers) < len(fields(Law)):
+            raise ConfigError("dial.law: must have N, alpha, D and beta; leave it out")
+        self._law: Callable[[float, float], float] = Law(**numbers)
         self.basis, self._rows = "dial.law", 0
         if (sweep := config.ladder.of) is not None and (law := loss_by_size(runs_of_ladder(sweep))):
             self._law, self.basis = law, sweep
