@@ -125,6 +125,15 @@ def interpolate_costs(costs: Mapping[int, float]) -> dict[int, float]:
     return every
 
 
+def scale_costs(costs: Mapping[int, float], sizes: Mapping[int, float]) -> dict[int, float]:
+    """Return the cost of a token of each depth: the known one, or by size from the nearest known.
+
+    So it is on a GPU that is given whole passes at once, by compiled graphs.
+    """
+    nearest = {depth: min(costs, key=lambda known: abs(known - depth)) for depth in sizes}
+    return {depth: costs[near] * sizes[depth] / sizes[near] for depth, near in nearest.items()}
+
+
 def affordable_runs(
     amount: float,
     costs: Mapping[int, float],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from transfer_cli.training.budgeted import MOST_COMPILED
 from transfer_cli.training.budgeted_adaptation import FEWEST_TEXTS
 
 DIAL = ("data=sample_text", "tokenizer.size=600", "model.positions=64", "device=cpu", "logger=null")
@@ -53,6 +54,22 @@ def test_a_depth_that_turns_out_slow_is_not_chosen(of_depth_3, depth, transfer, 
     ended = transfer("plan", "pretrain", *DIAL, "plan.steps=0", "budget=600s").ok()
 
     assert f"budget: 600s: depth {depth} and" in ended.err
+
+
+def test_compiled_depths_are_measured_once_chosen(transfer, monkeypatch):
+    asked = []
+
+    class Speeds(dict):
+        def get(self, key, default):
+            asked.append(json.loads(key)["depth"])
+            return 1e-7 * asked[-1] ** 2
+
+    monkeypatch.setattr("transfer_cli.training.budgeted._read_speeds", lambda place: Speeds())
+    words = ("plan.steps=0", "budget=600s", "loop.compile=true")
+    ended = transfer("plan", "pretrain", *DIAL, *words).ok()
+
+    assert len(asked) == len(set(asked)) == MOST_COMPILED
+    assert ended.err.count("budget: ") == 3
 
 
 def planned(transfer, command):

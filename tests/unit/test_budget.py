@@ -12,6 +12,7 @@ from transfer_cli.budget import (
     affordable_tokens,
     effective_tokens,
     interpolate_costs,
+    scale_costs,
 )
 from transfer_cli.dial import feedforward, parameters, width
 from transfer_cli.errors import ConfigError
@@ -104,3 +105,9 @@ def test_depths_between_measured_ones_cost_what_lies_between():
     assert every[3] == pytest.approx(27 / 8)
     assert sorted(every) == list(range(2, 9))
     assert [every[depth] for depth in sorted(every)] == sorted(every.values())
+
+
+def test_costs_that_are_not_known_follow_the_size_from_the_nearest_that_is():
+    costs = scale_costs({4: 2.0, 8: 5.0}, {2: 10.0, 4: 40.0, 5: 60.0, 7: 100.0, 8: 160.0})
+
+    assert costs == {2: 0.5, 4: 2.0, 5: 3.0, 7: 3.125, 8: 5.0}

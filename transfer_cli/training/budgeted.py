@@ -1,5 +1,6 @@
 """`budget=10min`: measures what a token of some depths costs, and chooses depth and length."""
 
+import gc
 import json
 import logging
 import platform
@@ -10,6 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint
@@ -27,6 +29,7 @@ from transfer_cli.budget import (
     PlannedRun,
     affordable_runs,
     interpolate_costs,
+    scale_costs,
 )
 from transfer_cli.config.build import resolved_node
 from transfer_cli.config.command_line import CommandLine
@@ -35,6 +38,8 @@ from transfer_cli.config.dialled import apply_rules
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.engine import distributed
+from transfer_cli.engine.bf16_products import command_precision
+from transfer_cli.engine.compiling import FEWEST_MINUTES
 from transfer_cli.engine.cost import training_flops
 from transfer_cli.errors import ConfigError
 from transfer_cli.reports.ladder import loss_by_size
@@ -42,6 +47,7 @@ from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.environment import numerical_environment
 from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.training.measured_steps import main_value, measure_step, silence_logging
+from transfer_cli.training.measurements import peak_flops
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +63,14 @@ ASIDE_SECONDS, ASIDE_SHARE = 6.0, 0.03
 MEASURED_SECONDS, MEASURED_SHARE = 2.0, 0.01
 """For how long steps are taken to measure them, also as a share of a budget."""
 
-GUESSED_COST = {"s": 2e-9, "flop": 20.0}
-"""Of a parameter and a token, on a CPU, before anything is measured."""
+GUESSED_OPERATIONS, GUESSED_FLOPS = 20.0, {"cpu": 1e10, "cuda": 1e14}
+"""Of a parameter and a token; of a second of a device: before anything is measured."""
+
+MOST_COMPILED = 2
+"""How many depths are compiled to measure them, which takes up to a minute each."""
+
+COMPILING_SECONDS = 15.0
+"""What is set aside to compile once more what was measured: most of it is kept on the disk."""
 
 
 def within_budget(
@@ -72,37 +84,35 @@ def within_budget(
         return config, line
     typed = line.overrides
     meter = _TokenCosts(config, command, typed, Budget.parse(config.budget))
-    budget, costs = meter.budget, meter.costs_by_depth()
-    left = budget.amount
+    meter.look_at_depths()
+    budget, left = meter.budget, meter.budget.amount
     if budget.unit == "s":
         spent = main_value(time.perf_counter() - line.began)
         aside = ASIDE_SECONDS + 2 * main_value(meter.drawing)
-        left = (1 - ASIDE_SHARE) * (left - spent - aside)
-    runs, values = _affordable_runs(config.budget, meter, left, costs), dict[str, Any]()
-    best, measured = runs[0], set[int]()
+        left = (1 - ASIDE_SHARE) * (left - spent - aside - COMPILING_SECONDS * meter.is_compiled)
+    runs, values = _affordable_runs(config.budget, meter, left), dict[str, Any]()
     # Once more at its own batch: it may lie between the depths that were measured.
-    while budget.unit == "s" and best.depth not in measured:
+    while budget.unit == "s" and meter.would_measure(runs[0].depth):
         began = time.perf_counter()
-        costs[best.depth] = meter.cost(best.depth, best.tokens)
-        measured.add(best.depth)
+        meter.measure(runs[0].depth, runs[0].tokens)
         left -= main_value(time.perf_counter() - began)
-        runs = _affordable_runs(config.budget, meter, left, costs)
-        best = runs[0]
+        runs = _affordable_runs(config.budget, meter, left)
+    best = runs[0]
     if budget.unit == "s":
-        scoring = FORWARD_COST * costs[best.depth] * meter.corpus.scored
+        scoring = FORWARD_COST * meter.costs()[best.depth] * meter.corpus.scored
         values["loop.minutes"] = round((left - scoring) / 60, 3)
+    if meter.is_compiled:
+        values["loop.compile"] = True
     _log_choice(config.budget, best, runs, meter)
-    twice = meter.planned_runs(left + budget.amount, costs)[0]
+    twice = meter.planned_runs(left + budget.amount)[0]
     log.info("budget: twice as much would bring %.3f, with depth %d and %.3gM tokens",
              twice.loss, twice.depth, twice.tokens / 1e6)  # fmt: skip
     values |= {"model.depth": best.depth, "loop.tokens": float(round(best.tokens))}
     return apply_rules(config, {**values, "dial.foreseen": round(best.loss, 4)}, typed), line
 
 
-def _affordable_runs(
-    budget: str, meter: "_TokenCosts", left: float, costs: Mapping[int, float]
-) -> Sequence[PlannedRun]:
-    runs = meter.planned_runs(left, costs)
+def _affordable_runs(budget: str, meter: "_TokenCosts", left: float) -> Sequence[PlannedRun]:
+    runs = meter.planned_runs(left)
     if not runs:
         raise ConfigError(
             f"budget: {budget} is too short to train on this text and to score it; give more, or "
@@ -132,17 +142,21 @@ class _TokenCosts:
         basis: What foresees the loss: the key dial.law, or a ladder.
         corpus: The text of the model that was last asked for.
         drawing: The seconds that it took to look at that; to build it takes about twice as long.
+        is_compiled: Whether the run will be compiled, and its steps are measured so.
     """
 
     def __init__(
         self, config: DictConfig, command: str, typed: Sequence[str], budget: Budget
     ) -> None:
         measured: dict[str, Any] = {"budget": None, "logger": None}
-        if config.loop.compile == "auto":  # to compile takes longer than to measure
+        if config.loop.compile == "auto" and budget.amount < 60 * FEWEST_MINUTES:
             measured["loop.compile"] = False
         self._config = with_values(config, measured)
         self._command, self._typed = command, typed
         self.budget, self.corpus, self.drawing = budget, Corpus(0.0), 0.0
+        self.is_compiled, self._known, self._measured = False, dict[int, float](), set[int]()
+        is_typed = any(word.lstrip("+").startswith("model.depth=") for word in typed)
+        self._depths = (config.model.depth,) if is_typed else DEPTHS
         numbers = resolved_node(config.dial.law, "dial.law")
         if not isinstance(numbers, Mapping) or len(numbers) < len(fields(Law)):
             raise ConfigError("dial.law: must have N, alpha, D and beta; leave it out")
@@ -151,29 +165,53 @@ class _TokenCosts:
         if (sweep := config.ladder.of) is not None and (law := loss_by_size(runs_of_ladder(sweep))):
             self._law, self.basis = law, sweep
 
-    def planned_runs(self, amount: float, costs: Mapping[int, float]) -> Sequence[PlannedRun]:
+    def planned_runs(self, amount: float) -> Sequence[PlannedRun]:
         """Return what an amount pays for, the lowest foreseen loss first."""
-        sizes = {depth: self._parameters(depth) for depth in costs}
-        if self.basis != "dial.law":  # a ladder counts embeddings, too
-            sizes = {
-                n: size + self._rows * self._config_of(n).model.width for n, size in sizes.items()
-            }
+        costs = self.costs()
+        # A ladder counts embeddings, too.
+        size = self._parameters if self.basis == "dial.law" else self._size
+        sizes = {depth: size(depth) for depth in costs}
         return affordable_runs(amount, costs, sizes, self.corpus, self._law)
 
-    def costs_by_depth(self) -> dict[int, float]:
+    def costs(self) -> dict[int, float]:
         """Return the cost of a token of each depth that may be the best one."""
-        is_typed = any(word.lstrip("+").startswith("model.depth=") for word in self._typed)
-        known, amount = dict[int, float](), self.budget.amount
+        if not self.is_compiled:
+            return interpolate_costs(self._known)
+        every = range(self._depths[0], self._depths[-1] + 1)
+        return scale_costs(self._known, {depth: self._size(depth) for depth in every})
+
+    def look_at_depths(self) -> None:
+        """Measure depths until a deeper one is foreseen to do worse; none of a compiled run."""
         # Of a parameter; with it, each depth is measured at about the batch of its run.
-        guess = GUESSED_COST[self.budget.unit]
-        for depth in (self._config.model.depth,) if is_typed else DEPTHS:
+        amount, guess = self.budget.amount, GUESSED_OPERATIONS
+        if self.budget.unit == "s":
+            config = self._config
+            precision = command_precision(self._command, config.device, config.precision)
+            guess /= peak_flops(precision) or GUESSED_FLOPS[precision.device.type]
+        for depth in self._depths:
             size = self._parameters(depth)
-            known[depth] = self.cost(depth, max(1.0, amount / (guess * size)))
-            guess = known[depth] / size
-            runs = self.planned_runs(amount, known)
+            plan, length = self._draw(depth, max(1.0, amount / (guess * size)))
+            if self.budget.unit == "s" and plan.course.loop.compile:
+                self.is_compiled = True
+                self._known[depth] = guess * self._size(depth)
+                break
+            self._known[depth] = self._cost(plan, length)
+            guess = self._known[depth] / size
+            runs = self.planned_runs(amount)
             if not runs or runs[0].depth < depth:
                 break
-        return interpolate_costs(known)
+
+    def would_measure(self, depth: int) -> bool:
+        """Return whether a depth that is chosen is measured: each once, few compiled ones."""
+        is_enough = self.is_compiled and len(self._measured) >= MOST_COMPILED
+        return depth not in self._measured and not is_enough
+
+    def measure(self, depth: int, tokens: float) -> None:
+        """Measure a token of a depth in a run of so many."""
+        if self.is_compiled and not self._measured:
+            self._known.clear()  # it was guessed
+        self._known[depth] = self._cost(*self._draw(depth, tokens))
+        self._measured.add(depth)
 
     def _config_of(self, depth: int, tokens: float | None = None) -> DictConfig:
         length = {} if tokens is None else {"loop.tokens": tokens}
@@ -182,8 +220,12 @@ class _TokenCosts:
     def _parameters(self, depth: int) -> float:
         return float(self._config_of(depth).dial.parameters)
 
-    def cost(self, depth: int, tokens: float) -> float:
-        """Return what a token costs in a run of so many."""
+    def _size(self, depth: int) -> float:
+        """Return the parameters of a depth, with embeddings."""
+        return self._parameters(depth) + self._rows * float(self._config_of(depth).model.width)
+
+    def _draw(self, depth: int, tokens: float) -> tuple[Blueprint, int]:
+        """Return what a run of so many tokens is, and the tokens of its blocks."""
         config = self._config_of(depth, tokens)
         began = time.perf_counter()
         with silence_logging():
@@ -192,19 +234,29 @@ class _TokenCosts:
         self._rows = plan.data.tokenizer.size
         length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
         self.corpus = Corpus(float(plan.data.drawn_counts["main"] * length))
+        if self.budget.unit == "s":
+            splits = plan.data.encoded()["main"].splits
+            scored = sum(len(split.data) for name, split in splits.items() if name != "train")
+            self.corpus = replace(self.corpus, scored=float(scored * length))
+        return plan, length
+
+    def _cost(self, plan: Blueprint, length: int) -> float:
+        """Return what a token costs in a run."""
         if self.budget.unit == "flop":
             return float(training_flops(plan.model, length))
-        splits = plan.data.encoded()["main"].splits
-        scored = sum(len(split.data) for name, split in splits.items() if name != "train")
-        self.corpus = replace(self.corpus, scored=float(scored * length))
-        place, key = cache_folder(config.data_dir) / SPEEDS, _speed_key(plan)
+        place, key = cache_folder(self._config.data_dir) / SPEEDS, _speed_key(plan)
         known = main_value(_read_speeds(place).get(key, 0.0))
         if known:
             return known
         with silence_logging():
-            run = build_run(config, self._command, self._typed)
+            run = build_run(plan.config, self._command, self._typed)
             of_step = measure_step(run, min(MEASURED_SECONDS, MEASURED_SHARE * self.budget.amount))
         seconds = main_value(of_step) / (run.blueprint.course.loop.batch * length)
+        if self.is_compiled:
+            del run
+            torch.compiler.reset()  # else its graphs keep their memory
+            gc.collect()
+            torch.cuda.empty_cache()
         if distributed.is_main():
             place.parent.mkdir(parents=True, exist_ok=True)
             write_json(place, {**_read_speeds(place), key: seconds})

@@ -1,7 +1,6 @@
 """What a step of a run takes on this machine, for what a budget chooses."""
 
 import logging
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,17 +30,20 @@ def silence_logging() -> Iterator[None]:
 
 
 def measure_step(run: TrainingRun, max_seconds: float) -> float:
-    """Return what a step takes, in the mean of some after the first, which warms up."""
+    """Return what a step takes, in the mean of some after the first, which warm up."""
     sizes = run.blueprint.course.sizes
     loader = StepDataLoader(
         run.streams, run.micro_batch, lambda: 0, sizes.mixture,
         rank=distributed.rank(), world_size=distributed.world_size(),
     )  # fmt: skip
-    seconds = list[float]()
-    for number in range(min(sizes.total_steps, MEASURED_STEPS)):
-        began = time.perf_counter()
+    # Compiled passes: compiled in the first step, recorded as CUDA graphs in the next two.
+    first = min(3 if run.blueprint.course.loop.compile else 1, sizes.total_steps - 1)
+    for number in range(first):
         float(run.step(loader.load(number), number).total)  # waits for the device
-        seconds.append(time.perf_counter() - began)
-        if main_value(sum(seconds[1:])) > max_seconds:
+    began = time.perf_counter()
+    for number in range(first, min(sizes.total_steps, first + MEASURED_STEPS)):
+        total = run.step(loader.load(number), number).total
+        if main_value(time.perf_counter() - began) > max_seconds:
             break
-    return statistics.mean(seconds[1:] or seconds)
+    float(total)
+    return (time.perf_counter() - began) / (number + 1 - first)
