@@ -66,11 +66,12 @@ MEASURED_SECONDS, MEASURED_SHARE = 2.0, 0.01
 GUESSED_OPERATIONS, GUESSED_FLOPS = 20.0, {"cpu": 1e10, "cuda": 1e14}
 """Of a parameter and a token; of a second of a device: before anything is measured."""
 
-MOST_COMPILED = 2
-"""How many depths are compiled to measure them, which takes up to a minute each."""
+FIRST_COMPILED, COMPILED_SHARE = 8, 0.1
+"""The depth whose plan says whether runs are compiled; which share of a budget compiling one may
+take, if a further one is to be measured."""
 
-COMPILING_SECONDS = 15.0
-"""What is set aside to compile once more what was measured: most of it is kept on the disk."""
+COMPILING_SECONDS = 30.0
+"""What compiling takes, where it was not measured."""
 
 
 def within_budget(
@@ -85,22 +86,18 @@ def within_budget(
     typed = line.overrides
     meter = _TokenCosts(config, command, typed, Budget.parse(config.budget))
     meter.look_at_depths()
-    budget, left = meter.budget, meter.budget.amount
-    if budget.unit == "s":
-        spent = main_value(time.perf_counter() - line.began)
-        aside = ASIDE_SECONDS + 2 * main_value(meter.drawing)
-        left = (1 - ASIDE_SHARE) * (left - spent - aside - COMPILING_SECONDS * meter.is_compiled)
+    budget, left = meter.budget, meter.left(line.began)
     runs, values = _affordable_runs(config.budget, meter, left), dict[str, Any]()
     # Once more at its own batch: it may lie between the depths that were measured.
-    while budget.unit == "s" and meter.would_measure(runs[0].depth):
-        began = time.perf_counter()
+    while budget.unit == "s" and runs[0].depth not in meter.measured:
         meter.measure(runs[0].depth, runs[0].tokens)
-        left -= main_value(time.perf_counter() - began)
+        left = meter.left(line.began)
         runs = _affordable_runs(config.budget, meter, left)
     best = runs[0]
     if budget.unit == "s":
         scoring = FORWARD_COST * meter.costs()[best.depth] * meter.corpus.scored
-        values["loop.minutes"] = round((left - scoring) / 60, 3)
+        # The clock of a run goes while it compiles.
+        values["loop.minutes"] = round((left + meter.compiling - scoring) / 60, 3)
     if meter.is_compiled:
         values["loop.compile"] = True
     _log_choice(config.budget, best, runs, meter)
@@ -141,8 +138,9 @@ class _TokenCosts:
     Attributes:
         basis: What foresees the loss: the key dial.law, or a ladder.
         corpus: The text of the model that was last asked for.
-        drawing: The seconds that it took to look at that; to build it takes about twice as long.
         is_compiled: Whether the run will be compiled, and its steps are measured so.
+        compiling: The seconds that compiling it takes.
+        measured: The depths that were chosen, and measured at their own batch.
     """
 
     def __init__(
@@ -153,8 +151,10 @@ class _TokenCosts:
             measured["loop.compile"] = False
         self._config = with_values(config, measured)
         self._command, self._typed = command, typed
-        self.budget, self.corpus, self.drawing = budget, Corpus(0.0), 0.0
-        self.is_compiled, self._known, self._measured = False, dict[int, float](), set[int]()
+        self.budget, self.corpus, self._building = budget, Corpus(0.0), 0.0
+        self.is_compiled, self.compiling = False, 0.0
+        self._known, self.measured = dict[int, float](), set[int]()
+        self._shapes = dict[int, tuple[float, float]]()
         is_typed = any(word.lstrip("+").startswith("model.depth=") for word in typed)
         self._depths = (config.model.depth,) if is_typed else DEPTHS
         numbers = resolved_node(config.dial.law, "dial.law")
@@ -164,6 +164,14 @@ class _TokenCosts:
         self.basis, self._rows = "dial.law", 0
         if (sweep := config.ladder.of) is not None and (law := loss_by_size(runs_of_ladder(sweep))):
             self._law, self.basis = law, sweep
+
+    def left(self, began: float) -> float:
+        """Return what is left of the budget for steps, in a process that began at such a time."""
+        if self.budget.unit == "flop":
+            return self.budget.amount
+        aside = ASIDE_SECONDS + main_value(self._building) + main_value(self.compiling)
+        spent = main_value(time.perf_counter() - began)
+        return (1 - ASIDE_SHARE) * (self.budget.amount - spent - aside)
 
     def planned_runs(self, amount: float) -> Sequence[PlannedRun]:
         """Return what an amount pays for, the lowest foreseen loss first."""
@@ -177,6 +185,8 @@ class _TokenCosts:
         """Return the cost of a token of each depth that may be the best one."""
         if not self.is_compiled:
             return interpolate_costs(self._known)
+        if self.measured and not self._has_time_to_compile():
+            return {depth: self._known[depth] for depth in self.measured}
         every = range(self._depths[0], self._depths[-1] + 1)
         return scale_costs(self._known, {depth: self._size(depth) for depth in every})
 
@@ -188,41 +198,50 @@ class _TokenCosts:
             config = self._config
             precision = command_precision(self._command, config.device, config.precision)
             guess /= peak_flops(precision) or GUESSED_FLOPS[precision.device.type]
+            if config.loop.compile not in (False, "auto") or precision.device.type == "cuda":
+                depth = self._depths[0] if len(self._depths) == 1 else FIRST_COMPILED
+                plan, _ = self._draw(depth, max(1.0, amount / (guess * self._parameters(depth))))
+                if plan.course.loop.compile:
+                    self.is_compiled, self.compiling = True, COMPILING_SECONDS
+                    self._known[depth] = guess * self._size(depth)
+                    return
         for depth in self._depths:
             size = self._parameters(depth)
             plan, length = self._draw(depth, max(1.0, amount / (guess * size)))
-            if self.budget.unit == "s" and plan.course.loop.compile:
-                self.is_compiled = True
-                self._known[depth] = guess * self._size(depth)
-                break
             self._known[depth] = self._cost(plan, length)
             guess = self._known[depth] / size
             runs = self.planned_runs(amount)
             if not runs or runs[0].depth < depth:
                 break
 
-    def would_measure(self, depth: int) -> bool:
-        """Return whether a depth that is chosen is measured: each once, few compiled ones."""
-        is_enough = self.is_compiled and len(self._measured) >= MOST_COMPILED
-        return depth not in self._measured and not is_enough
+    def _has_time_to_compile(self) -> bool:
+        return main_value(self.compiling) <= COMPILED_SHARE * self.budget.amount
 
     def measure(self, depth: int, tokens: float) -> None:
         """Measure a token of a depth in a run of so many."""
-        if self.is_compiled and not self._measured:
+        if self.is_compiled and not self.measured:
             self._known.clear()  # it was guessed
         self._known[depth] = self._cost(*self._draw(depth, tokens))
-        self._measured.add(depth)
+        self.measured.add(depth)
 
     def _config_of(self, depth: int, tokens: float | None = None) -> DictConfig:
         length = {} if tokens is None else {"loop.tokens": tokens}
         return apply_rules(self._config, {"model.depth": depth, **length}, self._typed)
 
+    def _shape(self, depth: int) -> tuple[float, float]:
+        """Return the parameters of a depth, without embeddings, and its width."""
+        if depth not in self._shapes:
+            config = self._config_of(depth)
+            self._shapes[depth] = float(config.dial.parameters), float(config.model.width)
+        return self._shapes[depth]
+
     def _parameters(self, depth: int) -> float:
-        return float(self._config_of(depth).dial.parameters)
+        return self._shape(depth)[0]
 
     def _size(self, depth: int) -> float:
         """Return the parameters of a depth, with embeddings."""
-        return self._parameters(depth) + self._rows * float(self._config_of(depth).model.width)
+        parameters, width = self._shape(depth)
+        return parameters + self._rows * width
 
     def _draw(self, depth: int, tokens: float) -> tuple[Blueprint, int]:
         """Return what a run of so many tokens is, and the tokens of its blocks."""
@@ -230,7 +249,7 @@ class _TokenCosts:
         began = time.perf_counter()
         with silence_logging():
             plan = draw_blueprint(config, self._command, self._typed, Origins(), device="meta")
-        self.drawing = time.perf_counter() - began
+        self._building = 2 * (time.perf_counter() - began)  # about
         self._rows = plan.data.tokenizer.size
         length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
         self.corpus = Corpus(float(plan.data.drawn_counts["main"] * length))
@@ -248,11 +267,14 @@ class _TokenCosts:
         known = main_value(_read_speeds(place).get(key, 0.0))
         if known:
             return known
+        began = time.perf_counter()
         with silence_logging():
             run = build_run(plan.config, self._command, self._typed)
+            built = time.perf_counter()
             of_step = measure_step(run, min(MEASURED_SECONDS, MEASURED_SHARE * self.budget.amount))
         seconds = main_value(of_step) / (run.blueprint.course.loop.batch * length)
         if self.is_compiled:
+            self._building, self.compiling = built - began, time.perf_counter() - built
             del run
             torch.compiler.reset()  # else its graphs keep their memory
             gc.collect()
