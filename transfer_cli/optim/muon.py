@@ -108,9 +108,8 @@ class MuonWithAdamW(EagerOptimizer):
         # torch's scaler takes both away again.
         found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         for stack in _group_by_shape(matrices):
-            weights = [_as_wide(matrix) for matrix in stack]
-            averages = [_as_wide(self._average(matrix)) for matrix in stack]
-            gradients = [_as_wide(m.grad) for m in stack if m.grad is not None]
+            averages = [self._average(matrix) for matrix in stack]
+            gradients = [matrix.grad for matrix in stack if matrix.grad is not None]
             if divisor is not None:
                 torch._foreach_div_(gradients, divisor)
             decay: float | Tensor = 1 - rate * group["weight_decay"]
@@ -126,10 +125,12 @@ class MuonWithAdamW(EagerOptimizer):
                 directions = [_orthogonalize_shard(gradient) for gradient in gradients]
             else:
                 directions_KMN = orthogonalize(gradients)
-                directions = [*(directions_KMN if found_inf is None else directions_KMN * finite)]
-            torch._foreach_mul_(weights, decay)
+                if found_inf is not None:
+                    directions_KMN = directions_KMN * finite
+                directions = [*directions_KMN.to(stack[0].dtype)]
+            torch._foreach_mul_(stack, decay)
             size = rate * _RMS_OF_ADAMW * math.sqrt(max(stack[0].shape))
-            torch._foreach_add_(weights, directions, alpha=-size)
+            torch._foreach_add_(stack, directions, alpha=-size)
 
     def _average(self, matrix: Tensor) -> Tensor:
         """Return a matrix's running average, made if it has none."""
@@ -155,36 +156,40 @@ def orthogonalize(matrices: Sequence[Tensor]) -> Tensor:
     """Return U S' V^T for each matrix U S V^T, S' being about 1 (0.7 to 1.2) where S is not tiny.
 
     Five rounds of Newton and Schulz's iteration, as in Jordan et al. 2024. In bfloat16 on a GPU, as
-    there, and in float32 on a CPU. All at once: the products of one matrix fill no GPU.
+    there, and in float32 on a CPU. All at once: the products of one matrix fill no GPU. None is
+    transposed in memory, and what is done to each takes operands of one layout: else a GPU is given
+    a kernel for each matrix.
 
     Args:
-        matrices: K times `[M, N]`, of any scale. With M above N it takes longer.
+        matrices: K times `[M, N]`, of any scale.
 
     Returns:
         `[K, M, N]`, in the type that it was computed in.
     """
     a, b, c = _COEFFICIENTS
-    kind = torch.bfloat16 if matrices[0].is_cuda else torch.float32
-    turned_KMN = torch.stack([matrix.to(kind) for matrix in matrices])
+    first = matrices[0]
+    kind, is_tall = (
+        torch.bfloat16 if first.is_cuda else torch.float32,
+        first.shape[0] > first.shape[1],
+    )
+    turned_KMN = first.new_empty((len(matrices), *first.shape), dtype=kind)
+    torch._foreach_copy_([*turned_KMN], matrices)
     norms_K11 = torch.linalg.vector_norm(turned_KMN, dim=(1, 2), keepdim=True)
     turned_KMN /= norms_K11.clamp(min=_SMALLEST_NORM)
     for _ in range(_NUM_ITERATIONS):
-        gram_KMM = turned_KMN @ turned_KMN.mT
-        factor_KMM = torch.baddbmm(gram_KMM, gram_KMM, gram_KMM, beta=b, alpha=c)
-        turned_KMN = torch.baddbmm(turned_KMN, factor_KMM, turned_KMN, beta=a)
+        wide = turned_KMN.mT if is_tall else turned_KMN
+        gram_KSS = wide @ wide.mT
+        factor_KSS = torch.baddbmm(gram_KSS, gram_KSS, gram_KSS, beta=b, alpha=c)
+        factors = (turned_KMN, factor_KSS) if is_tall else (factor_KSS, turned_KMN)
+        turned_KMN = torch.baddbmm(turned_KMN, *factors, beta=a)
     return turned_KMN
 
 
-def _as_wide(matrix: Tensor) -> Tensor:
-    """Return a matrix, a tall one transposed."""
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
-
-
 def _group_by_shape(matrices: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return matrices that have the same shape, on their sides or not, together."""
-    stacks: dict[tuple[int, ...], list[Tensor]] = {}
+    """Return matrices that have the same shape together."""
+    stacks: dict[torch.Size, list[Tensor]] = {}
     for matrix in matrices:
-        stacks.setdefault(tuple(sorted(matrix.shape)), []).append(matrix)
+        stacks.setdefault(matrix.shape, []).append(matrix)
     return list(stacks.values())
 
 
