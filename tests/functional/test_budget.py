@@ -55,7 +55,9 @@ def test_a_depth_that_turns_out_slow_is_not_chosen(of_depth_3, depth, transfer, 
     assert f"budget: 600s: depth {depth} and" in ended.err
 
 
-@pytest.mark.parametrize(("budget", "measured"), [("200s", 1), ("9000s", 3)])
+@pytest.mark.parametrize(
+    ("budget", "measured"), [("200s", 1), pytest.param("9000s", 3, marks=pytest.mark.slow)]
+)
 def test_compiled_depths_are_measured_once_chosen(budget, measured, transfer, monkeypatch):
     asked = []
 

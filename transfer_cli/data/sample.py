@@ -12,7 +12,8 @@ learn the names of the six labels.
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 from transfer_cli.seeds import derive
 
@@ -235,7 +236,8 @@ class _Draw:
         return [items[place] for place in sorted(range(len(items)), key=keys.__getitem__)]
 
 
-def encyclopedia(seed: int = 0) -> dict[str, list[str]]:
+@cache
+def encyclopedia(seed: int = 0) -> Mapping[str, Sequence[str]]:
     """Return the lines of each split (train, validation, test), in the form of tokenised WikiText.
 
     Headings are `= Title =`, a paragraph is one line, with empty lines between. The splits are
@@ -243,7 +245,7 @@ def encyclopedia(seed: int = 0) -> dict[str, list[str]]:
     """
     names = _names(seed)
     return {
-        split: list(_articles(names, rounds, _Draw(derive(seed, "encyclopedia", split))))
+        split: tuple(_articles(names, rounds, _Draw(derive(seed, "encyclopedia", split))))
         for split, rounds in ROUNDS.items()
     }
 
