@@ -158,6 +158,8 @@ def _elements(text: TextIO, name: str) -> Iterator[object]:
     buffer, number = _read_more(text, "", name), 0
     first = between = _OPENING.match(buffer)
     while between and (at := between.end()) < len(buffer):
+        if "[" in between[0] and buffer[at] == "]":
+            return
         where = f"{name}, row {number + 1}"
         try:
             value, end = STRICT_JSON.raw_decode(buffer, at)

@@ -665,6 +665,12 @@ def test_a_byte_of_no_text_is_named_with_file_line_and_offset(write, content, me
         list(readers.read_lines(write("a.txt", content)))
 
 
+@pytest.mark.parametrize("content", ["[]", " [\n] "])
+def test_an_array_without_rows_is_empty(load, content):
+    with pytest.raises(DataError, match=r"a\.json is empty"):
+        load(content, "a.json")
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_an_error(write, name, content):
