@@ -26,6 +26,11 @@ FORWARD_COST = 1 / 3
 """What a token that is scored costs of one that is trained on."""
 
 
+LAW_VOCABULARY, LESS_POWER, MORE_POWER = 4096, 0.185, 0.105
+"""The vocabulary of the runs that `dial.law` is fitted to, and the powers by which the loss a token
+grows below it and above, as tokens get longer: ours, of 1,024 and 8,192 (docs/scaling_laws.md)."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a run may cost, in seconds or in floating-point operations."""
@@ -90,6 +95,12 @@ class PlannedRun:
     tokens: float
     effective_tokens: float
     loss: float
+
+
+def vocabulary_factor(size: int) -> float:
+    """Return how the loss a token of a vocabulary compares with that of `LAW_VOCABULARY`."""
+    share = size / LAW_VOCABULARY
+    return math.pow(share, LESS_POWER if share < 1 else MORE_POWER)
 
 
 def effective_tokens(tokens: float, unique: float) -> float:

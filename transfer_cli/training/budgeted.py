@@ -30,6 +30,7 @@ from transfer_cli.budget import (
     affordable_runs,
     interpolate_costs,
     scale_costs,
+    vocabulary_factor,
 )
 from transfer_cli.config.build import resolved_node
 from transfer_cli.config.command_line import CommandLine
@@ -175,11 +176,13 @@ class _TokenCosts:
 
     def planned_runs(self, amount: float) -> Sequence[PlannedRun]:
         """Return what an amount pays for, the lowest foreseen loss first."""
-        costs = self.costs()
-        # A ladder counts embeddings, too.
-        size = self._parameters if self.basis == "dial.law" else self._size
-        sizes = {depth: size(depth) for depth in costs}
-        return affordable_runs(amount, costs, sizes, self.corpus, self._law)
+        costs, law = self.costs(), self._law
+        if self.basis == "dial.law":
+            factor = vocabulary_factor(self._rows)
+            sizes = {depth: self._parameters(depth) for depth in costs}
+            return affordable_runs(amount, costs, sizes, self.corpus, lambda *n: factor * law(*n))
+        sizes = {depth: self._size(depth) for depth in costs}  # a ladder counts embeddings, too
+        return affordable_runs(amount, costs, sizes, self.corpus, law)
 
     def costs(self) -> dict[int, float]:
         """Return the cost of a token of each depth that may be the best one."""
@@ -198,14 +201,11 @@ class _TokenCosts:
             config = self._config
             precision = command_precision(self._command, config.device, config.precision)
             guess /= peak_flops(precision) or GUESSED_FLOPS[precision.device.type]
-            if config.loop.compile not in (False, "auto") or precision.device.type == "cuda":
-                depth = self._depths[0] if len(self._depths) == 1 else FIRST_COMPILED
-                plan, _ = self._draw(depth, max(1.0, amount / (guess * self._parameters(depth))))
-                if plan.course.loop.compile:
-                    self.is_compiled, self.compiling = True, COMPILING_SECONDS
-                    self._known[depth] = guess * self._size(depth)
-                    return
-        for depth in self._depths:
+            if config.loop.compile is True or (
+                config.loop.compile == "auto" and precision.device.type == "cuda"
+            ):
+                self._look_at_compiled(guess)
+        for depth in self._depths if not self.is_compiled else ():
             size = self._parameters(depth)
             plan, length = self._draw(depth, max(1.0, amount / (guess * size)))
             self._known[depth] = self._cost(plan, length)
@@ -213,6 +213,15 @@ class _TokenCosts:
             runs = self.planned_runs(amount)
             if not runs or runs[0].depth < depth:
                 break
+
+    def _look_at_compiled(self, guess: float) -> None:
+        """Guess what tokens cost, if the run will be compiled."""
+        depth = self._depths[0] if len(self._depths) == 1 else FIRST_COMPILED
+        tokens = self.budget.amount / (guess * self._parameters(depth))
+        plan, _ = self._draw(depth, max(1.0, tokens))
+        if plan.course.loop.compile:
+            self.is_compiled, self.compiling = True, COMPILING_SECONDS
+            self._known[depth] = guess * self._size(depth)
 
     def _has_time_to_compile(self) -> bool:
         return main_value(self.compiling) <= COMPILED_SHARE * self.budget.amount
