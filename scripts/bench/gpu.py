@@ -97,7 +97,7 @@ def summarize_profile(profile: Any, seconds: float, steps: int) -> dict[str, flo
     covered = covered_us((event.time_range.start, event.time_range.end) for event in events)
     return {
         **{f"{kind}, ms": value for kind, value in by_kind.items()},
-        **{f"kernel {name[:70]}, ms": value for name, value in by_name.most_common(LONGEST)},
+        **{f"kernel {name[:160]}, ms": value for name, value in by_name.most_common(LONGEST)},
         "launches": len(events) / steps,
         "no kernel, ms": 1000 * (seconds - covered / 1e6) / steps,
     }
