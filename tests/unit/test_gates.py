@@ -5,26 +5,26 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_821,
+    "lines of the package": 77_935,
     "files of the package": 411,
     "modules to read for engine.step": 39,
     "lines to read for engine.step": 7_046,
     "modules to read for tasks.classification": 13,
     "lines to read for tasks.classification": 3_038,
     "modules to read for reports.page": 32,
-    "lines to read for reports.page": 5_595,
+    "lines to read for reports.page": 5_615,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_231,
+    "lines to read for assembly.drawing": 25_253,
     "modules to read for training.train": 186,
-    "lines to read for training.train": 35_627,
+    "lines to read for training.train": 35_649,
     "modules to read for commands.predict.predict": 108,
-    "lines to read for commands.predict.predict": 23_143,
+    "lines to read for commands.predict.predict": 23_145,
     "circles of imports": 0,
     "signatures with a config": 56,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_650,
+    "lines of tests": 67_691,
     "lines of scripts": 5_520,
-    "lines of documentation": 6_134,
+    "lines of documentation": 6_150,
 }
 
 
