@@ -173,7 +173,7 @@ def orthogonalize(matrices: Sequence[Tensor]) -> Tensor:
         first.shape[0] > first.shape[1],
     )
     turned_KMN = first.new_empty((len(matrices), *first.shape), dtype=kind)
-    torch._foreach_copy_([*turned_KMN], matrices)
+    torch._foreach_copy_([*turned_KMN], [*matrices])
     norms_K11 = torch.linalg.vector_norm(turned_KMN, dim=(1, 2), keepdim=True)
     turned_KMN /= norms_K11.clamp(min=_SMALLEST_NORM)
     for _ in range(_NUM_ITERATIONS):
