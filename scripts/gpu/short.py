@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 # In place of this folder, whose `kernels` transformers would take for a package of that name.
 sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -61,12 +62,12 @@ def train(args: argparse.Namespace, clock: Clock, words: Sequence[str], folder: 
         clock()
         return step(*parts)
 
-    TrainStep.__call__ = timed  # type: ignore[method-assign]  # this process measures, and ends
-    code = main([
-        "finetune", "data=trec6", f"init_from={args.bert}", f"device={args.device}",
-        f"loop.batch={BATCH}", f"loop.steps={clock.total}", "loop.evaluate_every=9999 steps",
-        "checkpoint.every=9999 steps", "logger=null", f"run.dir={folder}/run", *words,
-    ])  # fmt: skip
+    with mock.patch.object(TrainStep, "__call__", timed):
+        code = main([
+            "finetune", "data=trec6", f"init_from={args.bert}", f"device={args.device}",
+            f"loop.batch={BATCH}", f"loop.steps={clock.total}", "loop.evaluate_every=9999 steps",
+            "checkpoint.every=9999 steps", "logger=null", f"run.dir={folder}/run", *words,
+        ])  # fmt: skip
     if code:
         sys.exit(code)
 
