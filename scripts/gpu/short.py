@@ -97,8 +97,7 @@ def train_peer(args: argparse.Namespace, clock: Clock, folder: str) -> None:
         report_to="none", **fast,
     )  # fmt: skip
     collate, callbacks = transformers.DataCollatorWithPadding(tokenizer), [AtEachStep()]
-    trainer = transformers.Trainer(model, arguments, collate, rows, callbacks=callbacks)
-    trainer.train()
+    transformers.Trainer(model, arguments, collate, rows, callbacks=callbacks).train()
 
 
 def write(args: argparse.Namespace, clock: Clock, kind: str, rows: int, *, graphs: bool) -> None:
