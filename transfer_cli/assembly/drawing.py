@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -76,6 +75,8 @@ log = logging.getLogger(__name__)
 PROBED_STEPS = 1000
 """Steps of the run of which one asks what training takes: enough for its stages."""
 
+_PROBED_LENGTH = {"loop.flops": None, "loop.steps": PROBED_STEPS}
+
 DEPTH = "model.depth"
 """The key of a model that may be typed beside `init_from`: so many of its blocks."""
 
@@ -119,8 +120,11 @@ def draw_blueprint(
     check_teachers(start.teachers, data.tokenizer, config.data.get("length") or shape.positions)
     mixing = build(config.mixing, "mixing", MixingConfig)
     loop = _with_length_in_steps(
-        replace(loop, batch=min(loop.batch, data.counts["main"])), data, shape, config,
-        partial(draw_blueprint, command=command, typed=typed, origins=origins, device="meta"),
+        replace(loop, batch=min(loop.batch, data.counts["main"])), data, shape,
+        config.data.get("length"),
+        lambda: draw_blueprint(
+            with_values(config, _PROBED_LENGTH), command, typed, origins, device="meta"
+        ),
     )  # fmt: skip
     sizes = sizes_of(data.drawn_counts, loop, mixing, config.seed)
     losses = _bound_losses(config.objective.get("_target_"), start, data, sizes, requested)
@@ -146,7 +150,10 @@ def draw_blueprint(
     config = with_values(
         config, {"loop.compile": loop.compile, **_decided_vocabulary(config.tokenizer, data, start)}
     )
-    course = _build_course(config, loop, sizes, network, adaptation)
+    schedule = build(config.schedule, "schedule", Schedule)
+    course = _build_course(
+        config.optimizer.lr, schedule, loop, mixing.target_only, sizes, network, adaptation
+    )
     decided = _finalize_options(network, course)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(network.model, network.groups, adaptation.layer_scale)
@@ -165,16 +172,15 @@ def _with_length_in_steps(
     loop: LoopConfig,
     data: RunData,
     shape: BackboneShape,
-    config: DictConfig,
-    draw_probe: Callable[[DictConfig], Blueprint],
+    length: int | None,
+    draw_probe: Callable[[], Blueprint],
 ) -> LoopConfig:
     """Return the loop with its length in steps, where that is given in tokens or operations."""
     if not (loop.tokens or loop.flops):
         return loop
-    price: float = checks.checked_block_length(config.data.get("length"), data, shape, loop)
+    price: float = checks.checked_block_length(length, data, shape, loop)
     if loop.flops:
-        short = {"loop.flops": None, "loop.steps": PROBED_STEPS}
-        probe = draw_probe(with_values(config, short))
+        probe = draw_probe()
         of_run = flops_of_run(probe, *full_text_costs(probe, int(price))[:2])
         price = of_run / (PROBED_STEPS * probe.course.loop.batch)
     return replace(loop, steps=steps_for_length(loop, data.drawn_counts["main"], price))
@@ -248,19 +254,17 @@ def _bound_losses(
 
 
 def _build_course(
-    config: DictConfig, loop: LoopConfig, sizes: Sizes, network: Network, adaptation: Adaptation
-) -> Course:
+    base: float, schedule: Schedule, loop: LoopConfig, target_only: str | None, sizes: Sizes,
+    network: Network, adaptation: Adaptation,
+) -> Course:  # fmt: skip
     lr_scheduler = LRScheduler(
-        config.optimizer.lr,
-        build(config.schedule, "schedule", Schedule),
-        sizes.total_steps,
-        per_stage=adaptation.schedule_per == "stage",
+        base, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage"
     )
     monitor = None
     if loop.monitor != "auto":
         monitor = require_metric(loop.monitor, network.metrics, "loop.monitor")
     stages = adaptation.plan_stages(network.groups, sizes.total_steps, sizes.steps_per_epoch)
-    checks.check_time_limit(loop, stages, config.mixing.target_only)
+    checks.check_time_limit(loop, stages, target_only)
     if network.report is not None:
         check_fresh(network.fresh, stages)
     return Course(loop, sizes, lr_scheduler, stages, monitor)

@@ -18,6 +18,7 @@ from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.check_beams import typed_beams
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import EvaluateConfig
+from transfer_cli.config.stored import plain_values
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.labelled import INPUT, LabelledData, TaskData
 from transfer_cli.data.split import Split
@@ -67,7 +68,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
             check_output(file, key)
             check_ending(key, file, (ending,))
     slices = {name: build(node, f"slices.{name}", Slice) for name, node in config.slices.items()}
-    with in_process_group(config):
+    with in_process_group(plain_values(config)):
         precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base, typed_beams(vars(config)))
         if config.data is not None:

@@ -270,7 +270,7 @@ class _Keys:
         return self._plain.get(key) or parts.get((target, name)) or parts.get(("", key)) or ""
 
 
-def _leaf_keys(node: DictConfig, prefix: str) -> Iterator[str]:
+def _leaf_keys(node: Mapping[Any, Any], prefix: str) -> Iterator[str]:
     for name in map(str, node):
         if isinstance(inner := _resolved_value(node, name), DictConfig):
             yield from _leaf_keys(inner, f"{prefix}{name}.")

@@ -97,7 +97,8 @@ class Grid(Planner):
             self.launch([SweepJob(number, words, words) for number, words in numbered], None)
             return
         # Raises before anything is written.
-        shares = shares_of(configs[0])
+        first = configs[0]
+        shares = shares_of(first.sweep, first.devices, first.device)
         log_data_changes(map(plain_values, configs))
         self.launch(self.jobs.begin(self.folder, all_jobs, shares.threads), shares)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, at_least
@@ -52,12 +52,12 @@ class Shares:
         return max(1, available_cores() // (self.workers * self.processes))
 
 
-def shares_of(config: DictConfig) -> Shares:
-    """Return how the jobs of a sweep share this machine, by the config of one of them."""
+def shares_of(sweep: Any, devices: int | str, device: str) -> Shares:
+    """Return how the jobs of a sweep share this machine, by the keys of one of them."""
     return Shares(
-        settings_of(config.sweep),
-        max(1, num_processes(config.devices, config.device)),
-        [] if config.device == "cpu" else visible_gpus(),
+        settings_of(sweep),
+        max(1, num_processes(devices, device)),
+        [] if device == "cpu" else visible_gpus(),
     )
 
 

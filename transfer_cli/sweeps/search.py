@@ -10,19 +10,18 @@ import logging
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
 
 from transfer_cli.config.flat import flat_items
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.errors import ConfigError, did_you_mean, pip_install, raised_as
-from transfer_cli.metrics import require_metric
+from transfer_cli.metrics import Metric, require_metric
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
@@ -71,13 +70,14 @@ class Search(Planner):
         space = {override.get_key_element(): self._distribution(override) for override in swept}
         corners = [[*fixed, *_override_words(low)] for low in _corners(space)]
         configs = self.checked_configs(corners)
-        shares = shares_of(configs[0])
-        self._settings = self._with_aim(shares.settings, configs[0])
+        first = configs[0]
+        shares = shares_of(first.sweep, first.devices, first.device)
+        self._settings = self._with_aim(shares.settings, self.jobs.metrics(first))
         self._aim = {"objective": self._settings.objective, "direction": self._settings.direction}
         self._fixed, self._space, self._shares = fixed, space, shares
         log_data_changes(map(plain_values, configs))
         self._warn_of_objective()
-        self._search(seed=configs[0].seed)
+        self._search(seed=first.seed)
 
     def _distribution(self, override: Override) -> "BaseDistribution":
         """Return Optuna's form of a typed range or list of values."""
@@ -94,7 +94,7 @@ class Search(Planner):
             made: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
         return made
 
-    def _with_aim(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
+    def _with_aim(self, settings: SweepConfig, metrics: Sequence[Metric]) -> SweepConfig:
         """Return settings with the objective as `split/measure`, if it is one, and a direction."""
         measure = _MEASURE.fullmatch(settings.objective)
         if measure is not None:
@@ -103,7 +103,7 @@ class Search(Planner):
             return settings
         if measure is None:  # a cost, for example
             return replace(settings, direction="minimize")
-        metric = require_metric(measure["name"], self.jobs.metrics(config), "sweep.objective")
+        metric = require_metric(measure["name"], metrics, "sweep.objective")
         return replace(settings, direction="maximize" if metric.higher_is_better else "minimize")
 
     def _warn_of_objective(self) -> None:

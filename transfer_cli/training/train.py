@@ -18,7 +18,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.check_training import check_training
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import CostConfig, LoopConfig
-from transfer_cli.config.stored import as_yaml
+from transfer_cli.config.stored import as_yaml, plain_values
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import FinishedError, RunError
@@ -64,7 +64,7 @@ def train(
 ) -> Path:
     """Run one training job: config, data, model, objective, engine; return the run directory."""
     typed = typed or CommandLine()
-    with handlers.end_on_signal(), in_process_group(config):
+    with handlers.end_on_signal(), in_process_group(plain_values(config)):
         begun = find_run(config.resume, config.run.dir) if distributed.is_main() else None
         directory = _share_directory(begun)
         if directory is None:

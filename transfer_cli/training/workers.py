@@ -11,13 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 import transfer_cli
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
-from transfer_cli.config.schema import EvaluateConfig, PredictConfig
-from transfer_cli.config.stored import plain_values
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.watch import new_run_id, process_group
 from transfer_cli.engine.precision import device_and_precision
@@ -45,20 +41,23 @@ _FINAL_EXIT_CODES = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_I
 
 
 @contextmanager
-def in_process_group(config: DictConfig | EvaluateConfig | PredictConfig) -> Iterator[None]:
-    """Do the work of a command as one of several processes, where torchrun has started this one."""
+def in_process_group(values: Mapping[str, Any]) -> Iterator[None]:
+    """Do the work of a command as one of several processes, where torchrun has started this one.
+
+    Args:
+        values: Of the command's config; they are the same in all processes.
+    """
     if not distributed.started_by_torchrun():
         yield
         return
     try:
-        device = device_and_precision(config.device, config.precision).device
+        device = device_and_precision(values["device"], values["precision"]).device
     except TransferError as error:
         if distributed.local_rank() == 0:
             raise
         # All processes of the machine find the same; one of them says it.
         raise PeerError(str(error), error.exit_code) from error
-    with process_group(device, config.timeout_minutes):
-        values = plain_values(config)
+    with process_group(device, values["timeout_minutes"]):
         _check_same_config({k: v for k, v in values.items() if Role.PER_PROCESS not in role_of(k)})
         yield
 

@@ -26,6 +26,7 @@ from transfer_cli.commands.predict.reading import Columns, Input, Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.config.check_beams import typed_beams
 from transfer_cli.config.schema import PredictConfig
+from transfer_cli.config.stored import plain_values
 from transfer_cli.data import readers
 from transfer_cli.data.documents import TABLE_SUFFIXES, files_of_one_format
 from transfer_cli.data.labelled import Submission
@@ -63,7 +64,7 @@ def predict(config: PredictConfig) -> None:
     """Write the label and the probabilities of every text."""
     files = _input_files(config)
     _check_config(config, files)
-    with in_process_group(config):
+    with in_process_group(plain_values(config)):
         precision = device_and_precision(config.device, config.precision)
         ensemble = _open_ensemble(config, precision)
         stop = SignalStop()
