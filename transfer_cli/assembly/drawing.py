@@ -121,8 +121,7 @@ def draw_blueprint(
     mixing = build(config.mixing, "mixing", MixingConfig)
     loop = _with_length_in_steps(
         replace(loop, batch=min(loop.batch, data.counts["main"])), data, shape,
-        config.data.get("length"),
-        lambda: draw_blueprint(
+        config.data.get("length"), lambda: draw_blueprint(
             with_values(config, _PROBED_LENGTH), command, typed, origins, device="meta"
         ),
     )  # fmt: skip
@@ -140,20 +139,17 @@ def draw_blueprint(
     if adaptation.penalty is not None:
         adaptation.penalty.check(network.inherited)
     checks.check_contrastive_batch(network.losses, loop.batch)
+    varies = _lengths_vary(shape, data)
     loop, kernels = _choose_kernels(
-        loop,
-        precision.device,
-        sizes.total_steps,
-        sharded=sharded,
-        varies=_lengths_vary(shape, data),
+        loop, precision.device, sizes.total_steps, sharded=sharded, varies=varies
     )
     config = with_values(
         config, {"loop.compile": loop.compile, **_decided_vocabulary(config.tokenizer, data, start)}
     )
-    schedule = build(config.schedule, "schedule", Schedule)
     course = _build_course(
-        config.optimizer.lr, schedule, loop, mixing.target_only, sizes, network, adaptation
-    )
+        config.optimizer.lr, build(config.schedule, "schedule", Schedule), loop,
+        mixing.target_only, sizes, network, adaptation,
+    )  # fmt: skip
     decided = _finalize_options(network, course)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(network.model, network.groups, adaptation.layer_scale)

@@ -42,11 +42,7 @@ _FINAL_EXIT_CODES = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_I
 
 @contextmanager
 def in_process_group(values: Mapping[str, Any]) -> Iterator[None]:
-    """Do the work of a command as one of several processes, where torchrun has started this one.
-
-    Args:
-        values: Of the command's config; they are the same in all processes.
-    """
+    """Do a command's work, given its config's values, as one of torchrun's processes if it is."""
     if not distributed.started_by_torchrun():
         yield
         return
