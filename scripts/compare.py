@@ -144,11 +144,7 @@ class Comparison:
         return results
 
     def cut_data(self, data_dir: Path | None) -> Path | None:
-        """Return a data folder whose files are the first lines of the real ones, if there is one.
-
-        Raises:
-            FileNotFoundError: One of the files is not there.
-        """
+        """Return a folder of data whose files are the first lines of real ones, if a grid cuts."""
         if "cut" not in self.grid or data_dir is None:
             return None
         for name, most in self.grid["cut"].items():
@@ -278,9 +274,12 @@ def difference(results: Sequence[Results], reference: Sequence[Results]) -> str:
         return ""
     if "test" in results[0]["measures"]:
         # Those that share a seed have the same labels.
-        pairs = zip(results, reference, strict=True) if len(results) == len(reference) else ()
-        errors = [[one["measures"]["test"]["error_rate"] for one in pair] for pair in pairs]
-        return mean_std([ours - base for ours, base in errors], "+") if errors else ""
+        ours, base = (
+            {result["seed"]: result["measures"]["test"]["error_rate"] for result in of}
+            for of in (results, reference)
+        )
+        gaps = [ours[seed] - base[seed] for seed in ours.keys() & base.keys()]
+        return mean_std(gaps, "+") if gaps else ""
     loss, base = (
         statistics.mean(result["measures"]["validation"]["loss"] for result in of)
         for of in (results, reference)
@@ -425,6 +424,7 @@ class Chain:
     ) -> dict[str, tuple[float, list[Run]]]:
         """Try each rate with the first seed; return the runs of all seeds at the best one."""
         rates, best = list(map(float, self.comparison.grid["then"]["rates"])), {}
+        measure = "measures.validation.error_rate"
         tried = {
             (name, rate): self.fine_tuning(name, kind, runs[0], labels, rate)
             for name, (kind, runs) in starts.items()
@@ -432,10 +432,7 @@ class Chain:
         }
         self.train(tried.values())
         for name, (kind, runs) in starts.items():
-            by = {
-                rate: self.value(tried[name, rate], "measures.validation.error_rate")
-                for rate in rates
-            }
+            by = {rate: self.value(tried[name, rate], measure) for rate in rates}
             rate = min(rates, key=by.__getitem__)
             best[name] = rate, [self.fine_tuning(name, kind, run, labels, rate) for run in runs]
         self.train(run for _, runs in best.values() for run in runs)
@@ -520,6 +517,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"no row is called {unknown[0]!r}; there are {', '.join(args.grid['rows'])}")
     if missing := [key for key in args.grid.get("needs", ()) if key not in args.placeholders]:
         parser.error(f"--with {missing[0]}=... is missing")
+    cut = [args.data_dir / name for name in args.grid.get("cut", ()) if args.data_dir]
+    if missing := [path for path in cut if not path.is_file()]:
+        parser.error(f"--data-dir: there is no {missing[0]}")
     return args
 
 

@@ -69,6 +69,7 @@ def run_peer(arrive: Gate, model: str, batches: str) -> None:
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Let both take turns, a step each."""
+    measuring.require_peers(args.peers)
     steps, batches = args.rounds + 1, str(folder / "batches.pt")
     words = [
         f"init_from={args.model}", "data=sample_chat", "objective=sft", "adaptation=lora",

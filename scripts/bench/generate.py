@@ -96,8 +96,7 @@ def _beams_suffix(beams: int) -> str:
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure one prompt, and several at once."""
-    if args.peers is None:
-        raise BenchmarkError(measuring.NO_PEERS)
+    measuring.require_peers(args.peers)
     options = {"folder": str(args.model.resolve()), "device": args.device}
     variants = [
         Variant(

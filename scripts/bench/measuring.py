@@ -529,9 +529,15 @@ def machine_facts(peers: str | None = None) -> dict[str, Any]:
 # ------------------------------------------------------------------------- what scripts share
 
 NO_PEERS = (
-    "peers are left out: python3 -m venv scripts/bench/.venv && scripts/bench/.venv/bin/pip "
-    "install -c constraints.txt -r scripts/bench/requirements.txt"
+    "--peers: names no interpreter, so peers are left out: python3 -m venv scripts/bench/.venv && "
+    "scripts/bench/.venv/bin/pip install -c constraints.txt -r scripts/bench/requirements.txt"
 )
+
+
+def require_peers(peers: str | None) -> None:
+    """Refuse a comparison that is nothing without peers."""
+    if peers is None:
+        raise BenchmarkError(NO_PEERS)
 
 
 def main(

@@ -114,8 +114,7 @@ def run_peer(arrive: Gate, folder: str, texts: str, answers: str, device: str, b
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure a pass over the questions by each."""
-    if args.peers is None:
-        raise BenchmarkError(measuring.NO_PEERS)
+    measuring.require_peers(args.peers)
     questions = [question for _, question in product.read_trec(args.data_dir)["test"]]
     texts, model = folder / "texts.txt", folder / "model"
     texts.write_text("".join(f"{question}\n" for question in questions), "utf-8")

@@ -132,8 +132,7 @@ def start_model(stack: ExitStack, folder: Path, threads: int) -> Callable[[Seque
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     """Measure both servers and the model alone, and perhaps a soak."""
-    if args.peers is None:
-        raise BenchmarkError(measuring.NO_PEERS)
+    measuring.require_peers(args.peers)
     questions = [question for _, question in product.read_trec(args.data_dir)["test"]]
     (folder / "texts.txt").write_text("".join(f"{question}\n" for question in questions), "utf-8")
     code = measuring.call_code("predict", "write_model")

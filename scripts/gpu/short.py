@@ -150,8 +150,7 @@ def measure(args: argparse.Namespace, way: str) -> float:
         if way == "step, Trainer":
             train_peer(args, clock, folder)
         elif what == "step":
-            words = [] if graphs else ["loop.cuda_graphs=false"]
-            train(args, clock, words, folder)
+            train(args, clock, [] if graphs else ["loop.cuda_graphs=false"], folder)
         elif way.endswith("transformers"):
             write_peer(args, clock, parts[0], int(parts[1]))
         else:
@@ -188,9 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(ended.stdout.splitlines()[-1], flush=True)
         except subprocess.SubprocessError as error:
             failed = True
-            print(
-                json.dumps({way: f"failed: {getattr(error, 'stderr', error)}"[-500:]}), flush=True
-            )
+            reason = f"failed: {getattr(error, 'stderr', error)}"[-500:]
+            print(json.dumps({way: reason}), flush=True)
     return int(failed)
 
 
