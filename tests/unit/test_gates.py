@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_933,
+    "lines of the package": 77_937,
     "files of the package": 411,
     "modules to read for engine.step": 39,
     "lines to read for engine.step": 7_046,
@@ -14,17 +14,17 @@ BOUNDS = {
     "modules to read for reports.page": 32,
     "lines to read for reports.page": 5_615,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_253,
+    "lines to read for assembly.drawing": 25_254,
     "modules to read for training.train": 186,
-    "lines to read for training.train": 35_644,
+    "lines to read for training.train": 35_645,
     "modules to read for commands.predict.predict": 108,
-    "lines to read for commands.predict.predict": 23_141,
+    "lines to read for commands.predict.predict": 23_143,
     "circles of imports": 0,
     "signatures with a config": 50,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_691,
-    "lines of scripts": 5_520,
-    "lines of documentation": 6_150,
+    "lines of tests": 67_712,
+    "lines of scripts": 5_519,
+    "lines of documentation": 6_145,
 }
 
 

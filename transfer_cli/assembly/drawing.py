@@ -439,8 +439,7 @@ def total_steps_of(loop: LoopConfig, steps_per_epoch: int) -> int:
     if loop.epochs is None:
         raise ConfigError("loop.epochs: needs a number of epochs, or loop.steps a number of steps")
     steps = Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1
-    if steps > MAX_COUNT:
-        raise ConfigError(f"loop.epochs: {loop.epochs:g} are {steps:,} steps, over {MAX_COUNT:,}")
+    between("loop.epochs: in steps,", steps, 1, MAX_COUNT, ConfigError)
     return steps
 
 

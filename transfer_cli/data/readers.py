@@ -240,6 +240,8 @@ def _missing_file_error(path: Path) -> DataError:
         return DataError(
             f"{path} does not exist; a pattern of names is read in data.train and the like."
         )
+    if path.parts[0].endswith(":") and len(path.parts) > 1:
+        return DataError(f"{path} is an address; download the file, and name it here.")
     if path.is_symlink():
         return DataError(f"{path} is a link to {path.readlink()}, which does not exist.")
     folder = next(parent for parent in path.parents if parent.is_dir())

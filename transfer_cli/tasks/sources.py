@@ -11,6 +11,7 @@ stratified, keeps equal texts together, and depends on nothing but the examples 
 import dataclasses
 import heapq
 import logging
+import math
 import random
 from abc import abstractmethod
 from collections import Counter
@@ -366,10 +367,12 @@ def hold_out(
                 left -= size
     if not chosen:
         texts = f", {len(units)} different texts, which data.duplicates keeps together"
+        enough = math.ceil(100 * len(counts) / len(strata)) / 100  # for one of each kind
+        cure = f"Type validation_share={enough}" if share < enough < 1 else "Raise it"
         raise DataError(
             f"{where}: a validation share of {share} leaves nothing to validate on "
             f"({len(strata)} {noun}{f' of {len(counts)} kinds' * (len(counts) > 1)}"
-            f"{texts * (len(units) < len(strata))}). Raise it or name a validation file."
+            f"{texts * (len(units) < len(strata))}). {cure} or name a validation file."
         )
     return chosen
 

@@ -8,6 +8,7 @@ import json
 import logging
 import lzma
 import os
+import pathlib
 import subprocess
 import sys
 import warnings
@@ -696,6 +697,11 @@ def test_what_is_no_file_is_named_with_the_nearest_one(write, tmp_path, name, me
 
     with pytest.raises(DataError, match=message):
         list(readers.read_lines(tmp_path / name))
+
+
+def test_an_address_is_not_looked_for_in_a_folder():
+    with pytest.raises(DataError, match="is an address"):
+        list(readers.read_lines(pathlib.Path("https://example.com/train.csv")))
 
 
 # ----------------------------------------------------------------------------- JSON lines
