@@ -226,6 +226,7 @@ BAD = {
     "one text": ("/predict", {"texts": "a"}, 422, "list"),
     "number": ("/predict", {"texts": ["a", 3]}, 422, "texts"),
     "half a surrogate": ("/predict", b'{"texts": ["\\ud800"]}', 422, "surrogate"),
+    "half a key": ("/predict", b'{"texts": [{"text": {"\\ud800": "a"}}]}', 422, "text"),
     "no text": ("/predict", {"texts": [{"a": 1}]}, 422, "texts"),
     "no such model": ("/predict", {"texts": ["a"], "model": "kind"}, 404, "'kinds'"),
     "cannot": ("/predict", {"texts": ["a"], "model": "text"}, 404, "/generate"),
@@ -276,7 +277,7 @@ def test_a_thousand_texts_are_answered_in_portions(client):
 
 
 def test_a_token_has_to_come_with_what_tells_of_a_model(client):
-    client = client(token=BEARER)
+    client = client(token=BEARER, is_local=False)
     keys = {"Authorization": f"Bearer {BEARER}"}
 
     assert [client.get(path).status_code for path in ("/", "/health", "/labels", "/metrics")] == [
@@ -285,6 +286,9 @@ def test_a_token_has_to_come_with_what_tells_of_a_model(client):
     refused = client.post("/predict", json={"texts": ["a"]}, headers={"Authorization": "Bearer x"})
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     assert client.post("/predict", json={"texts": ["a"]}, headers=keys).status_code == 200
+    # No header makes one path look like another, which is open.
+    host = {"Host": "localhost/health?"}
+    assert client.post("/predict", json={"texts": ["a"]}, headers=host).status_code == 401
 
 
 def test_pages_of_other_sites_ask_only_where_they_may(client):

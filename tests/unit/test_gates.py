@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_937,
+    "lines of the package": 77_944,
     "files of the package": 411,
     "modules to read for engine.step": 39,
     "lines to read for engine.step": 7_046,
@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 50,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_712,
+    "lines of tests": 67_716,
     "lines of scripts": 5_519,
     "lines of documentation": 6_145,
 }

@@ -40,7 +40,8 @@ def chat(config: ChatConfig) -> None:
 
 def _answer_by_template(config: ChatConfig, trained: TrainedModel, precision: Precision) -> None:
     """Answer as the chat template has it; `/reset` and `/system TEXT` begin anew."""
-    most = config.max_tokens or 512
+    shape = trained.start.description.shape
+    most = config.max_tokens or (min(512, shape.positions // 2 or 1) if shape.is_bounded else 512)
     with open_chat_prompter(trained) as prompter:
         system = None if config.system is None else text_of(config.system, "system")
         messages = _opening_messages(system)

@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.budget import Budget
 from transfer_cli.config.dialled import dialled_keys
+from transfer_cli.config.literal import quoted
 from transfer_cli.errors import ConfigError
 
 _LENGTHS = ("loop.steps", "loop.epochs", "loop.tokens", "loop.flops", "loop.minutes")
@@ -34,7 +35,7 @@ def with_budget(command: str, words: tuple[str, ...]) -> tuple[str, ...]:
     names = models.value()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not names:
         raise ConfigError("models: must be a list of names, such as [minilm,distilbert]")
-    return (*words, f"init_from={names[0]}")
+    return (*words, f"init_from={quoted(names[0])}")
 
 
 def check_budget(config: DictConfig) -> None:

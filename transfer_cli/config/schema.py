@@ -530,7 +530,7 @@ class ChatConfig(SamplingConfig, DeviceConfig, ModelConfig):
     persona: Any = None
     """A sentence on who a dialog model is, or a list of them; none: nothing is said of it."""
     max_tokens: int | None = None
-    """Tokens of a reply at most; none: 512, of a dialog model 20."""
+    """Tokens of a reply at most; none: 512 or half of the positions, of a dialog model 20."""
     temperature: float = 0.7
     top_p: float = 0.9
 

@@ -79,7 +79,7 @@ class StopStrings:
         lengths = (
             length
             for stop in self._stops
-            for length in range(1, len(stop))
+            for length in range(1, min(len(stop), len(self._pending) + 1))
             if self._pending.endswith(stop[:length])
         )
         return max(lengths, default=0)

@@ -141,7 +141,8 @@ class Service:
 
     def refusal(self, request: Request) -> Response | None:
         """Return why a request is not even looked at; None: it is."""
-        path, headers = request.url.path, request.headers
+        # Of the scope, as routes read it: `url` is joined of a header that a client chooses.
+        path, headers = request.scope["path"], request.headers
         if self.draining and path not in ("/health", "/metrics"):
             ends = {"Connection": "close", "Retry-After": "1"}
             return _error(503, "the server is being stopped", ends)
@@ -332,7 +333,7 @@ class _Guard:
             await answer(scope, receive, send_noting_status)
         finally:
             self._service.in_flight -= 1
-            self._service.count_request(request.url.path, status, perf_counter() - began)
+            self._service.count_request(scope["path"], status, perf_counter() - began)
 
 
 class _Stream:
@@ -368,7 +369,8 @@ def _event(data: Mapping[str, Any], name: str = "") -> str:
 
 
 def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": reason}, status, headers)
+    printable = reason.encode("utf-8", "replace").decode()  # it may name half a surrogate pair
+    return JSONResponse({"error": printable}, status, headers)
 
 
 _STATUSES: Mapping[type[Exception], tuple[int, str]] = {

@@ -22,6 +22,7 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.compose import compose
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flags import Request
+from transfer_cli.config.literal import quoted
 from transfer_cli.data.split import subsample
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.errors import ConfigError
@@ -217,7 +218,7 @@ class _Model:
 
     def composed(self, words: Sequence[str]) -> tuple[DictConfig, CommandLine]:
         """Return the config with further words typed, and all that is typed then."""
-        start = [] if self.name is None else [f"init_from={self.name}"]
+        start = [] if self.name is None else [f"init_from={quoted(self.name)}"]
         return recompose(self._config, self._line, [*start, *words])
 
     def measure(self, budget: float) -> None:
@@ -306,4 +307,6 @@ def with_earlier_choice(
 ) -> tuple[DictConfig, CommandLine]:
     """Return the config of a command that is typed again, with what its run's budget has chosen."""
     then = run.overrides.read_text(encoding="utf-8").splitlines()
-    return recompose(config, line, [word for word in then if word not in line.overrides])
+    typed = {word.lstrip("+").partition("=")[0] for word in line.overrides}
+    words = [word for word in then if word.lstrip("+").partition("=")[0] not in typed]
+    return recompose(config, line, words)
