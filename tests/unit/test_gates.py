@@ -5,14 +5,14 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_944,
+    "lines of the package": 77_946,
     "files of the package": 411,
     "modules to read for engine.step": 39,
     "lines to read for engine.step": 7_046,
     "modules to read for tasks.classification": 13,
     "lines to read for tasks.classification": 3_038,
     "modules to read for reports.page": 32,
-    "lines to read for reports.page": 5_615,
+    "lines to read for reports.page": 5_617,
     "modules to read for assembly.drawing": 128,
     "lines to read for assembly.drawing": 25_254,
     "modules to read for training.train": 186,
@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 50,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_716,
+    "lines of tests": 67_725,
     "lines of scripts": 5_519,
     "lines of documentation": 6_145,
 }

@@ -122,6 +122,8 @@ def fit_law(rungs: Sequence[Rung]) -> Fit:
         raise NoLawError(
             f"{len(different)} sizes have a loss; a law takes {FEWEST_SIZES + 2 * (kinds - 1)}"
         )
+    if has_both and min(len(set(of_kind)) for of_kind in zip(*size_of, strict=True)) < 3:
+        raise NoLawError("a law of parameters and tokens takes three sizes of each")
     is_of_KM = np.array([[other == size for other in size_of] for size in different], float)
     sizes_MS, loss_M = np.array(sizes), np.array([rung.loss for rung in rungs], float)
     counts_RM = np.random.default_rng(0).multinomial(

@@ -86,6 +86,15 @@ def test_parameters_and_tokens_each_have_their_exponent():
     )
 
 
+@pytest.mark.parametrize("depths", [(2,), (2, 3)])
+def test_a_law_of_parameters_and_tokens_needs_three_of_each(depths):
+    sizes = [[1e5 * d**3, 1e5 * d**3 * ratio] for d in depths for ratio in (1, 2, 4, 8, 16, 32)]
+    losses = [1.7 + 400 * n**-0.34 + 410 * d**-0.28 for n, d in sizes]
+
+    with pytest.raises(NoLawError):
+        fit_law(rungs([6 * n * d for n, d in sizes], losses, sizes))
+
+
 def test_how_far_runs_are_from_a_law_allows_for_what_they_decide():
     operations = np.repeat(1e12 * np.array(DEPTHS) ** 4.5, 2)
     losses = law(operations) + np.tile([0.01, -0.01], len(DEPTHS))
