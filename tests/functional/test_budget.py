@@ -30,6 +30,10 @@ def test_a_run_ends_within_its_budget_and_says_what_it_chose(transfer):
     assert "is finished" in transfer(*again).ok().err
 
 
+def test_a_budget_below_a_step_is_refused(transfer):
+    transfer("pretrain", *DIAL, "budget=1e8flop", "model.width=32").refusal("budget: 1e8flop")
+
+
 @pytest.mark.slow
 def test_a_budget_of_operations_is_spent(transfer):
     transfer("pretrain", *DIAL, "budget=3e10flop", "run.dir=run", "model.width=32").ok()
@@ -107,7 +111,9 @@ def test_an_adaptation_ends_within_its_budget_and_goes_on(transfer, pretrained, 
 def test_a_time_too_short_to_train_has_an_answer(transfer, pretrained, questions):
     words = ("data=table", f"data.train={questions}", f"init_from={pretrained}")
     transfer(*adapted(*words, "budget=1s")).ok()
+    again = transfer("plan", *adapted(*words, "budget=1s", "resume=auto", "plan.steps=0")).ok()
 
+    assert "budget: " not in again.err
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     assert config["data"]["labelled"] == FEWEST_TEXTS
     assert "LBFGS" in config["optimizer"]["_target_"]

@@ -97,10 +97,14 @@ def test_it_is_talked_to(transfer, model, type_in):
     type_in("And the play?\n")
     alone = transfer(*words).ok().out.split("\n")[:-1]
     write("asked.jsonl", [PIRATE])
+    write("turns.jsonl", [*PIRATE["messages"], {"role": "assistant", "content": "Nobody."}])
     system = transfer(
         "generate", model, "messages=asked.jsonl", "temperature=0", "max_tokens=4", "device=cpu"
     ).ok()
 
+    answered = transfer("generate", model, "messages=turns.jsonl", *words[2:]).ok()
+
+    assert answered.out == system.out
     assert len(whole) == 4
     assert whole[2] == alone[0] != whole[1]
     assert whole[3] == system.out.split("\n")[0]

@@ -17,6 +17,7 @@ from http.client import HTTPConnection
 from operator import getitem
 
 import jsonschema
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -177,12 +178,14 @@ def test_a_text_goes_on_at_once_or_while_it_grows(client, models):
     assert end == 'event: end\ndata: {"tokens": 8, "ended": "max_tokens"}'
 
 
-def test_vectors_are_those_of_embed(client, models):
+def test_vectors_are_those_of_embed(client, models, monkeypatch):
     texts = ["Who wrote it ?", ["Where ?", "There ."]]
 
     vectors = client().post("/embed", json={"texts": texts}).json()["vectors"]
 
     assert vectors == models["kinds"].embed(texts).tolist()
+    monkeypatch.setattr(models["kinds"], "embed", lambda texts: np.full((len(texts), 2), np.nan))
+    assert client().post("/embed", json={"texts": texts}).status_code == 500
 
 
 def test_what_it_takes_and_gives_is_as_it_says(client):

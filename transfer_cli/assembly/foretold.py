@@ -10,6 +10,7 @@ from transfer_cli.config.decided import with_values
 from transfer_cli.config.flat import flat_items
 from transfer_cli.config.stored import plain_values
 from transfer_cli.errors import ConfigError, raised_as
+from transfer_cli.reports import formats
 from transfer_cli.reports.collect import collect
 from transfer_cli.reports.contents import Run
 from transfer_cli.reports.ladder import first_text_difference, ladder_runs, predict_run
@@ -32,8 +33,13 @@ def with_prediction(plan: Blueprint) -> Blueprint:
     if sweep is None:
         return plan
     runs = runs_of_ladder(sweep)
-    if key := first_text_difference(runs[0].settings, dict(flat_items(plain_values(config)))):
-        raise ConfigError(f"ladder.of: {sweep} differs in {key}, and a loss per token with it")
+    settings = dict(flat_items(plain_values(config)))
+    if key := first_text_difference(runs[0].settings, settings):
+        there, here = (formats.plain(of.get(key)) for of in (runs[0].settings, settings))
+        raise ConfigError(
+            f"ladder.of: {sweep} has {key}={there} where this run has {here}, and a loss per token "
+            f"differs with it; type {key}={there} to compare"
+        )
     length = block_length(config.data.get("length"), model.backbone.shape.positions)
     operations = flops_of_run(plan, *full_text_costs(plan, length)[:2])
     tokens = plan.course.sizes.total_steps * plan.course.loop.batch * length

@@ -92,7 +92,10 @@ def read_conversations(path: Path, task: ChatTask) -> Sequence[ChatExample]:
     first = records[0].fields
     if {"role", "content"} <= first.keys():
         turns = [record.fields for record in records]
-        return [ChatExample(parse_messages(turns, str(path)))]
+        conversation = ChatExample(parse_messages(turns, str(path))).unanswered()
+        if not conversation.messages:
+            raise DataError(f"messages: {path}: nothing is asked.")
+        return [conversation]
     column = task.text_column([*first], str(path))
     if column is None:
         raise ConfigError(

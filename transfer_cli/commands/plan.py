@@ -84,7 +84,12 @@ def _log_once() -> Iterator[None]:
 @_log_once()
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do, and take some of its steps to estimate its time."""
-    typed, steps = CommandLine.current().overrides, config.plan.steps
+    line, steps = CommandLine.current(), config.plan.steps
+    if command == "finetune":
+        from transfer_cli.training.budgeted_adaptation import with_earlier_choice  # it trains
+
+        config, line = with_earlier_choice(config, line)
+    typed = line.overrides
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
     config = _config_of_run(config, resumed, command, typed)

@@ -29,13 +29,7 @@ def finetune(config: DictConfig) -> Path:
     """Adapt a pretrained model to labelled data; return the run directory."""
     if config.before is not None:
         config = _train_run_before(config)
-    line = CommandLine.current()
-    if (
-        config.budget is not None
-        and config.resume == AUTO
-        and (begun := find_run(AUTO, config.run.dir))
-    ):
-        config, line = budgeted_adaptation.with_earlier_choice(config, line, begun)
+    config, line = budgeted_adaptation.with_earlier_choice(config, CommandLine.current())
     foresight = Foresight(BUDGET_CHOOSERS["finetune"], lambda plan: plan)
     return train(config, "finetune", line, foresight)
 

@@ -254,6 +254,9 @@ def _with_job(run: Run, jobs: Mapping[int, SweepJob]) -> Run:
     if job is None:
         return run
     run = replace(run, sweep=folder.parent, number=job.number, overrides=job.overrides)
+    words = dict(map(_key_and_value, job.words))
+    if (target := words.get("ladder.target")) is not None:
+        run = replace(run, settings={**run.settings, "ladder.target": scalar(target)})
     if run.status == STOPPED and job.outcome in (JobState.FAILED, JobState.PRUNED):
         return replace(run, status=job.outcome, reason=text_or_none(job.reason))
     return run

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -182,7 +183,11 @@ class Service:
         texts = self._texts_in(asked)
         for number, example in enumerate(text_examples(texts), 1):
             self._check_size(len(example.text) + len(example.pair or ""), number)
-        return JSONResponse({"vectors": await self._answers_in_time(served, "embed", texts)})
+        vectors = await self._answers_in_time(served, "embed", texts)
+        for number, vector in enumerate(vectors, 1):
+            if not all(map(math.isfinite, vector)):
+                raise NotFiniteError(f"texts, line {number}: the vector")
+        return JSONResponse({"vectors": vectors})
 
     async def _generate(self, request: Request) -> Response:
         served, asked = await self._read_request(request, "generate")

@@ -111,7 +111,7 @@ def within_budget(
 
 def _affordable_runs(budget: str, meter: "_TokenCosts", left: float) -> Sequence[PlannedRun]:
     runs = meter.planned_runs(left)
-    if not runs:
+    if not runs or runs[0].tokens < meter.tokens_of_step(runs[0]):
         raise ConfigError(
             f"budget: {budget} is too short to train on this text and to score it; give more, or "
             "fewer texts for validation (data.validation)"
@@ -155,7 +155,7 @@ class _TokenCosts:
         self.budget, self.corpus, self._building = budget, Corpus(0.0), 0.0
         self.is_compiled, self.compiling = False, 0.0
         self._known, self.measured = dict[int, float](), set[int]()
-        self._shapes = dict[int, tuple[float, float]]()
+        self._shapes, self._length = dict[int, tuple[float, float]](), 0
         is_typed = any(word.lstrip("+").startswith("model.depth=") for word in typed)
         self._depths = (config.model.depth,) if is_typed else DEPTHS
         numbers = resolved_node(config.dial.law, "dial.law")
@@ -183,6 +183,10 @@ class _TokenCosts:
             return affordable_runs(amount, costs, sizes, self.corpus, lambda *n: factor * law(*n))
         sizes = {depth: self._size(depth) for depth in costs}  # a ladder counts embeddings, too
         return affordable_runs(amount, costs, sizes, self.corpus, law)
+
+    def tokens_of_step(self, run: PlannedRun) -> float:
+        """Return the tokens of a step of a run."""
+        return float(self._config_of(run.depth, run.tokens).loop.batch * self._length)
 
     def costs(self) -> dict[int, float]:
         """Return the cost of a token of each depth that may be the best one."""
@@ -260,7 +264,8 @@ class _TokenCosts:
             plan = draw_blueprint(config, self._command, self._typed, Origins(), device="meta")
         self._building = 2 * (time.perf_counter() - began)  # about
         self._rows = plan.data.tokenizer.size
-        length = block_length(config.data.get("length"), plan.model.backbone.shape.positions)
+        positions = plan.model.backbone.shape.positions
+        length = self._length = block_length(config.data.get("length"), positions)
         self.corpus = Corpus(float(plan.data.drawn_counts["main"] * length))
         if self.budget.unit == "s":
             splits = plan.data.encoded()["main"].splits

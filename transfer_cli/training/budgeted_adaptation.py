@@ -15,6 +15,7 @@ from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.memory_estimate import memory_parts
 from transfer_cli.assembly.origins import Origins
+from transfer_cli.assembly.resumed_config import AUTO, find_run
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.budget import FORWARD_COST, Budget
 from transfer_cli.config.check import check_config
@@ -27,7 +28,6 @@ from transfer_cli.data.split import subsample
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.errors import ConfigError
 from transfer_cli.fitting import FILLED, free_bytes
-from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.training.measured_steps import main_value, measure_step, silence_logging
 
 log = logging.getLogger(__name__)
@@ -302,10 +302,12 @@ def recompose(
     return config, replace(typed, presets=composition.typed.presets)
 
 
-def with_earlier_choice(
-    config: DictConfig, line: CommandLine, run: RunDirectory
-) -> tuple[DictConfig, CommandLine]:
-    """Return the config of a command that is typed again, with what its run's budget has chosen."""
+def with_earlier_choice(config: DictConfig, line: CommandLine) -> tuple[DictConfig, CommandLine]:
+    """Return the config of a command; typed again, with what its run's budget has chosen."""
+    if config.budget is None or config.resume != AUTO:
+        return config, line
+    if (run := find_run(AUTO, config.run.dir)) is None:
+        return config, line
     then = run.overrides.read_text(encoding="utf-8").splitlines()
     typed = {word.lstrip("+").partition("=")[0] for word in line.overrides}
     words = [word for word in then if word.lstrip("+").partition("=")[0] not in typed]
