@@ -118,6 +118,16 @@ def test_words_of_a_file_are_explained(analyze, finetuned):
     assert all(word in content["printed"] for word in ("residue", "change", "steps"))
 
 
+def test_a_correlation_is_none_without_heads(analyze, transfer, masked, loop):
+    words = ("finetune", "data=sample_numbers", "objective=regression", *loop, "run.dir=run")
+    transfer(*words, f"init_from={masked}", "loop.steps=2").ok()
+
+    words = ("analysis.importance.random_orders=1", "analysis.importance.most=8")
+    content = analyze("run", "importance", *words)
+
+    assert content["pruning"][-1]["measure"] is None
+
+
 def test_a_language_model_explains_the_token_that_it_goes_on_with(analyze, pretrained):
     Path("t.txt").write_text("Where is the\n")
 

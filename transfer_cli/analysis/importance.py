@@ -240,7 +240,10 @@ class Scorer:
 
     def _differences(self, measures: Mapping[str, float]) -> dict[str, float | None]:
         names = {"measure": self.metric.name, "loss": "loss"}
-        return {key: _finite(self.whole[name] - measures[name]) for key, name in names.items()}
+        return {
+            key: _finite(self.whole.get(name, math.nan) - measures.get(name, math.nan))
+            for key, name in names.items()
+        }
 
     def without_heads(self, numbers: npt.NDArray[np.int64]) -> Mapping[str, float]:
         """Return the measures without some heads, numbered through all blocks."""
@@ -262,7 +265,8 @@ def _pruning_point(
     scores = [scorer.without_heads(order[:count]) for order in (orders[:1] if is_end else orders)]
     scores += scores[:1] * (len(orders) - len(scores))
     more(len(orders))
-    measures = [_finite(score[scorer.metric.name]) for score in scores]
+    # A correlation is none where all answers are equal.
+    measures = [_finite(score.get(scorer.metric.name, math.nan)) for score in scores]
     losses = [_finite(score["loss"]) for score in scores]
     return {
         "share": count / len(orders[0]),

@@ -120,6 +120,8 @@ class UnitObjective(Answering):
 
     units_are_examples: ClassVar[bool] = True
     """Whether any text has such units; else a batch says which there are, as that of its task."""
+    has_temperature: ClassVar[bool] = True
+    """Whether scores are of probabilities, which one softens."""
     calibrate: confidence.Calibrate = False
     """Whether the end of a run fits a temperature on validation; auto: from `MIN_EXAMPLES` on."""
     abstain: float | None = None
@@ -220,9 +222,14 @@ class UnitObjective(Answering):
         """Return the scores of which a finished run's answers are made."""
         return answers_NC.log()
 
+    def first_choice(self, answers_NC: Tensor) -> Tensor:
+        """Return answers without their doubts: the likeliest one alone."""
+        likeliest_N1 = answers_NC.argmax(1, keepdim=True)
+        return torch.zeros_like(answers_NC).scatter(1, likeliest_N1, 1.0)
+
     def soften(self, scores_NC: Tensor, temperature: float) -> Tensor:
-        """Return scores that say less, or more below 1."""
-        return scores_NC / temperature
+        """Return scores that say less, or more below 1; numbers as they are."""
+        return scores_NC / temperature if self.has_temperature else scores_NC
 
     def confidence(self, scores_NC: Tensor) -> Tensor:
         """Return the probability of what the scores say first, `[N]`."""

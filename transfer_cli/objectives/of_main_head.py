@@ -79,7 +79,8 @@ class Distillation(OfMainHead):
     Args:
         teachers: Runs, or published models with a head; their tokenizers may be others.
         temperature: tau, above 0.
-        hard: Whether p is the teacher's first choice alone, as in self-training; tau is then 1.
+        hard: Whether p is the teacher's first choice alone (`UnitObjective.first_choice`), as in
+            self-training; tau is then 1.
         confidence: What the teacher is not surer of than this is left out, in [0, 1).
     """
 
@@ -114,14 +115,14 @@ class Distillation(OfMainHead):
         """Return the divergence from the teachers, summed, in float32."""
         teacher_NC = answers_NC = self._answers(batch)
         if self.hard:
-            likeliest_N1 = teacher_NC.argmax(1, keepdim=True)
-            answers_NC = torch.zeros_like(teacher_NC).scatter(1, likeliest_N1, 1.0)
+            answers_NC = self.main.first_choice(teacher_NC)
         scores_NC = self.main.scores(model, batch, encoded)
         answers_NC = answers_NC[:, : scores_NC.shape[1]]  # of choices, a batch may have fewer
-        target_NC = self.main.soften(self.main.answer_scores(answers_NC), self.temperature)
-        each_N = self.main.divergence(target_NC, self.main.soften(scores_NC, self.temperature))
+        tau = self.temperature if self.main.has_temperature else 1.0
+        target_NC = self.main.soften(self.main.answer_scores(answers_NC), tau)
+        each_N = self.main.divergence(target_NC, self.main.soften(scores_NC, tau))
         is_confident_N = self._is_confident(teacher_NC)
-        return {"loss": self.temperature**2 * torch.where(is_confident_N, each_N, 0).sum()}
+        return {"loss": tau**2 * torch.where(is_confident_N, each_N, 0).sum()}
 
     def _answers(self, batch: Batch) -> Tensor:
         if self.key not in batch:

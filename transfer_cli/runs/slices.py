@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,12 +79,19 @@ class Slice:
             firsts = (example[0].lower().split()[:1] for example in texts)
             member_N &= np.array([first == [self.word] for first in firsts], np.bool_)
         if self.column is not None:
-            member_N &= np.array(
-                [cell == str(self.value) for cell in column(self.column)], np.bool_
-            )
+            member_N &= np.array([*map(self._has_value, column(self.column))], np.bool_)
         if self.file is not None:
             member_N &= self._wrong(Path(self.file).expanduser(), split, len(texts))
         return member_N
+
+    def _has_value(self, cell: str) -> bool:
+        """Return whether a cell holds the value, of which YAML makes a number, or true, of some."""
+        if isinstance(self.value, bool):
+            return cell.lower() == str(self.value).lower()
+        if isinstance(self.value, (int, float)):
+            with suppress(ValueError):
+                return float(cell) == self.value
+        return cell == str(self.value)
 
     def _wrong(self, path: Path, split: str, count: int) -> npt.NDArray[np.bool_]:
         try:

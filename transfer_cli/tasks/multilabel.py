@@ -404,6 +404,10 @@ class Multilabel(SequenceObjective):
         never = 1e-6  # the probability of what a teacher is sure of not to be so
         return answers_BN.logit(eps=never)
 
+    def first_choice(self, answers_BN: Tensor) -> Tensor:
+        """Return the decision about each label: yes above a half."""
+        return (answers_BN > DEFAULT_THRESHOLD).to(answers_BN.dtype)
+
     def confidence(self, scores_BN: Tensor) -> Tensor:
         """Return the probability of the answer that is least sure, `[B]`."""
         return scores_BN.abs().sigmoid().amin(1)

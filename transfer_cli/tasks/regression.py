@@ -229,6 +229,7 @@ class Regression(SequenceObjective):
 
     task = "regression"
     problem_type: ClassVar[str | None] = "regression"
+    has_temperature = False
     num_outputs = 1
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("mse", higher_is_better=False),
@@ -272,9 +273,9 @@ class Regression(SequenceObjective):
         mean, scale = self.unit_of(self.info.task)
         return (answers_BN - mean) / scale
 
-    def soften(self, scores_BN: Tensor, temperature: float) -> Tensor:
-        """Return the scores: a number has no temperature."""
-        return scores_BN
+    def first_choice(self, answers_BN: Tensor) -> Tensor:
+        """Return the numbers."""
+        return answers_BN
 
     def confidence(self, scores_BN: Tensor) -> Tensor:
         """Return 1: a number does not say how sure it is."""

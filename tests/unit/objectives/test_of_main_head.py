@@ -20,6 +20,8 @@ from transfer_cli.objectives.of_main_head import Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS, Delete, Mask, TfIdf, Unigram
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.choice.task import MultipleChoice
+from transfer_cli.tasks.multilabel import Multilabel
+from transfer_cli.tasks.regression import Regression
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.tagging.task import EncodedWords, TaggingTask
 from transfer_cli.testing.objectives import check_objective
@@ -89,6 +91,24 @@ def test_words_of_which_the_teacher_is_not_sure_are_left_out():
     assert 0 < sure_N.sum() < len(sure_N)
     assert_close(loss, said_N[sure_N].sum())
     assert objective.counts(view) == {"loss": int(sure_N.sum())}
+
+
+@pytest.mark.parametrize(
+    ("main", "teacher", "student", "loss"),
+    [
+        (Regression(standardise=False), [[3.0], [5.0]], [[2.0], [5.0]], 1.0),
+        (Multilabel(), [[0.99, 0.98, 0.01], [0.01, 0.02, 0.01]], [[30, 30, -30], [-30] * 3], 0.0),
+    ],
+    ids=["numbers", "labels"],
+)
+def test_numbers_and_decisions_are_learnt_as_the_teacher_says_them(main, teacher, student, loss):
+    main = tiny.bound(main)
+    main.scores = lambda *_: torch.tensor(student, dtype=torch.float32)
+
+    for hard in (True, main.has_temperature):  # numbers also at the usual temperature, 2
+        objective = tiny.bound(Distillation(("RUN",), hard=hard), main)
+        sums = objective.loss_sums(None, {KEY: torch.tensor(teacher)}, None)
+        assert_close(sums["loss"], torch.tensor(loss), atol=1e-4, rtol=0)
 
 
 def test_distillation_keeps_the_contract_of_an_objective():

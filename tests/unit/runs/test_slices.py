@@ -7,7 +7,8 @@ from transfer_cli.errors import DataError
 from transfer_cli.runs.slices import Slice
 
 TEXTS = [("What is it ?",), ("How many 7 are there here ?",), ("", "who")]
-CELLS = {"source": ["web", "mail", "web"], "year": ["1999", "2001", "2001"]}
+CELLS = {"source": ["web", "mail", "web"], "year": ["1999", "2001", "2001"],
+         "flag": ["true", "True", "no"], "score": ["0.50", "", "5e-1"]}  # fmt: skip
 ITEM = {"label": "a", "predicted": "b", "probability": 0.5, "text": "", "loss": 1.0, "targets": 1}
 
 
@@ -24,6 +25,8 @@ def test_examples_are_in_it_that_fulfil_all_that_is_said():
     assert mask(word="how", length=(0, 3)) == [False, False, False]
     assert mask(column="source", value="web") == [True, False, True]
     assert mask(column="year", value=2001, length=(2, None)) == [False, True, False]
+    assert mask(column="flag", value=True) == [True, True, False]
+    assert mask(column="score", value=0.5) == [True, False, True]
 
 
 @pytest.fixture

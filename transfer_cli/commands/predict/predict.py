@@ -139,7 +139,7 @@ def _opener_and_chooser(
     """Return what opens a file, and what chooses its columns."""
     table_format = reading.format_of(config.format, first)
     asked, trained_on = _wanted_columns(config, ensemble, table_format, submission)
-    wanted = asked if asked.text or asked.texts else trained_on
+    wanted = asked if asked.text or asked.texts else replace(trained_on, keys="")
 
     def open_one(name: str) -> AbstractContextManager[Input]:
         return reading.open_input(name, table_format, _layout(config), wanted)
