@@ -17,6 +17,7 @@ from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import (
     FIELDS,
+    Format,
     Sentence,
     TagColumns,
     TagExample,
@@ -102,11 +103,15 @@ class TaggedFiles(LabelledFiles):
             split: list(chain.from_iterable(examples[path] for path in files))
             for split, files in paths.items()
         }
-        node = self.task.node(**self.options(), marks_entities=scheme != "none")
+        has_text = any(sentence.text for path in first for sentence in by_path[path])
+        found = {"marks_entities": scheme != "none", "words": "marks" if has_text else "blanks"}
+        found["scheme"] = scheme if scheme == "iob1" else self.scheme
+        node = self.task.node(**{**self.options(), **found})
         return LabelledData(first[0].stem, labels, splits, node, files=paths)
 
     def _sentences(self, path: Path) -> list[Sentence]:
-        file_format = self.format or format_of(path)
+        of_others: Format = "conllu" if isinstance(self.tag, str) else "conll"
+        file_format = self.format or format_of(path, of_others)
         if (file_format == "conllu") != isinstance(self.tag, str) and file_format != "jsonl":
             fields = list_names(FIELDS)
             mismatch = (
