@@ -215,6 +215,7 @@ GOOD = {"history": ["a"], "candidates": ["x", "y"]}
     [
         ({**GOOD, "candidates": ["x"]}, "line 2: 'candidates' has 1, expected at least 2"),
         ({**GOOD, "candidates": []}, "line 2: 'candidates' has 0, expected at least 1"),
+        ({"train": []}, "expected at least 1. A turn is a line of JSON"),
         ({"candidates": ["x", "y"]}, "line 2: 'history' is no list of texts"),
         ({**GOOD, "history": ["a", 7]}, "line 2: 'history' holds 7, expected texts"),
         ({**GOOD, "persona": "me"}, "line 2: 'persona' is no list of texts"),

@@ -144,7 +144,7 @@ def test_what_is_found_of_known_vectors():
     documents_MD = np.array([[1, 0], [1, 0.5], [1, 1], [0, 1]], dtype=np.float32)
     queries_QD = np.array([[1, 0.01], [0.01, 1]], dtype=np.float32)
 
-    measures = retrieval_measures(queries_QD, documents_MD, [{0, 2}, {2}])
+    measures = retrieval_measures(queries_QD, documents_MD, [{0, 2}, {2}], [None, None])
 
     best = 1 + 1 / np.log2(3)
     assert measures == {
@@ -155,10 +155,19 @@ def test_what_is_found_of_known_vectors():
     }
 
 
+def test_a_query_that_is_a_document_does_not_find_itself():
+    pairs_ND = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], dtype=np.float32)
+
+    measures = retrieval_measures(pairs_ND, pairs_ND, [{1}, {0}, {3}, {2}], range(4))
+
+    assert measures == dict.fromkeys(measures, 1)
+    assert retrieval_measures(pairs_ND, pairs_ND, [{0}] * 4, [0] * 4)["mrr"] < 1
+
+
 def test_vectors_that_are_all_the_same_find_nothing():
     same = np.ones((40, 3), dtype=np.float32)
 
-    measures = retrieval_measures(same, same, [{n} for n in range(40)])
+    measures = retrieval_measures(same, same, [{n} for n in range(40)], [None] * 40)
 
     assert measures == {
         "mrr": pytest.approx(1 / 40),

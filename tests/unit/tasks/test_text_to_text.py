@@ -161,6 +161,8 @@ def test_an_answer_does_not_depend_on_the_target_beside_it(direction, beams):
         ("a b c d", "a x c", 2 * 2 / 7),
         ("", "", 1),
         ("a", "", 0),
+        ("my_var is set", "my var is set", 1),
+        ("राम की", "रम क", 0),
     ],
 )
 def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(given, said, expected):

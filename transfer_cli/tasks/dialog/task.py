@@ -107,11 +107,14 @@ def _persona_chat_turns(dialogs: object, where: str) -> Iterator[DialogExample]:
             yield _labelled_turn({**own_fields, "personality": persona}, f"{place}, turn {turn}")
 
 
+_TURN = ' A turn is a line of JSON: {"persona": [...], "history": [...], "candidates": [...]}.'
+
+
 def _texts(fields: Mapping[str, object], name: str, where: str, least: int) -> list[str]:
     texts = fields.get(name, [] if least == 0 else None)
     if not isinstance(texts, list) or len(texts) < least:
         few = f"has {len(texts)}" if isinstance(texts, list) else "is no list of texts"
-        cure = other_data_hint(fields) if name == "history" else ""
+        cure = (other_data_hint(fields) or _TURN) if name == "history" else ""
         raise DataError(f"{where}: {name!r} {few}, expected at least {least}.{cure}")
     wrong = next((text for text in texts if not isinstance(text, str)), None)
     if wrong is not None:
