@@ -61,11 +61,11 @@ class DialogExample:
 
 def read_turns(path: Path) -> dict[str, list[DialogExample]]:
     """Return the turns of each split of a file, by our names; JSON lines are `train` alone."""
-    readers.check_readable(path)
-    if path.suffix == ".json":
+    if ".json" in path.suffixes:
         try:
-            whole = STRICT_JSON.decode(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            with readers.open_file(path) as file:
+                whole = STRICT_JSON.decode(file.read().decode())
+        except (ValueError, RecursionError):
             whole = None  # perhaps lines
         if isinstance(whole, dict) and "train" in whole:
             return {
