@@ -375,6 +375,7 @@ class SupervisedChat(CausalLM):
             batch["begin"],
             max_tokens=task.answer_tokens,
             pick=lambda logits: mask_special_tokens(logits, vocabulary, end).argmax(1),
+            end=end,
         )
         return {"answer": answers}
 

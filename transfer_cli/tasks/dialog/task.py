@@ -435,6 +435,7 @@ class NextUtterance(MultipleChoice):
             begin_B,
             max_tokens=self.reply_tokens,
             pick=lambda logits: self.reply_logits(logits).argmax(1),
+            end=self.info.vocabulary.cls,
         )
         total = 0.0
         for row, target, has in zip(predicted.tolist(), target_BT, has_target_BT, strict=True):
