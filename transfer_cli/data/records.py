@@ -88,18 +88,12 @@ def plain_number(text: str) -> str:
     return text.replace(",", "") if _POINT_NUMBER.fullmatch(text) else text
 
 
-def number_mark(text: str) -> str | None:
-    """Return `,` of a number with a decimal comma, `.` of one of thousands if others have such."""
-    if _COMMA_NUMBER.fullmatch(text):
-        return ","
-    return "." if _MAY_BE_THOUSANDS.fullmatch(text) else None
-
-
-_MAY_BE_THOUSANDS = re.compile(r"[-+]?[1-9][0-9]{0,2}\.[0-9]{3}")
 _COMMA_NUMBER = re.compile(
     r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|0?,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)"
 )
 _POINT_NUMBER = re.compile(r"[-+]?[0-9]{1,3}((,[0-9]{3})+\.[0-9]+|(,[0-9]{3}){2,})")
+NUMBER_MARKS = {",": _COMMA_NUMBER, ".": re.compile(r"[-+]?[1-9][0-9]{0,2}\.[0-9]{3}")}
+"""Of numbers with a decimal comma, and of those that are thousands if others have one."""
 
 
 def value_of(record: Record, column: str, name: str) -> object:

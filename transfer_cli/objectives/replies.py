@@ -245,8 +245,7 @@ def generate_replies(
     """Return what a model says, `[R, max_tokens]`; what follows the end of a reply means nothing.
 
     Args:
-        pick: Chooses tokens.
-        end: The one that ends a reply; -1: none. For the others see `Continued`.
+        pick, end: See `Continued.pick_tokens`; for the others `Continued`.
     """
     texts = Continued(
         model, tokens_RT, segment_RT, begin_R, max_tokens=max_tokens, prefix_R=prefix_R,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.encoded_task import have_answers
-from transfer_cli.data.records import Record, number_mark, plain_number
+from transfer_cli.data.records import NUMBER_MARKS, Record, plain_number
 from transfer_cli.data.wanted import Chosen
 from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
@@ -190,13 +190,12 @@ class NumberTable(Table):
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> float:
         written = super().read_label(record, columns, name, labels)
-        if mark := number_mark(written):
+        for mark in (mark for mark, form in NUMBER_MARKS.items() if form.fullmatch(written)):
             labels.setdefault(mark, written)
             if other := labels.get("." if mark == "," else ","):
                 raise DataError(
                     f"{name}, line {record.line}: {written!r} in {columns.label!r} stands beside "
-                    f"{other!r}; where one has a decimal comma, the other may be one of thousands. "
-                    "Write all with decimal points.",
+                    f"{other!r}: which mark parts thousands is not clear. Write decimal points.",
                     f"{columns.label!r} has decimal commas and points",
                 )
         text = plain_number(written)

@@ -73,12 +73,9 @@ def best_null_threshold(
     return float((bounds[best] + bounds[best + 1]) / 2)
 
 
-_COMBINING = ("Mn", "Mc")
-
-
 def words(text: str) -> list[str]:
     """Return the words of a text: runs of letters, digits and their marks, without case."""
-    is_part = {char: char.isalnum() or category(char) in _COMBINING for char in {*text.lower()}}
+    is_part = {char: char.isalnum() or category(char) in ("Mn", "Mc") for char in {*text.lower()}}
     return "".join(char if is_part[char] else " " for char in text.lower()).split()
 
 

@@ -392,8 +392,8 @@ def keep_few(
     units, counts = _units(strata, keys, derive(seed, "few labels"))
     by_unit = {at: unit.stratum for unit in units for at in unit.places}
     if {strata[at] for at in _few(units, by_unit, len(counts))[0]} < {*strata}:
-        by_unit = dict(enumerate(strata))  # some stand among equal ones of another stratum alone
-        counts = Counter(strata)
+        # Some stand among equal ones of another stratum alone.
+        by_unit, counts = dict(enumerate(strata)), Counter(strata)
     if labelled < len(counts):
         raise DataError(
             f"{where}: labelled={labelled} is fewer examples than the {len(counts)} kinds of them. "
@@ -414,13 +414,12 @@ def _few(
     room = _nested_quotas(Counter(stratum_of.values()), labelled)
     chosen, beyond = set[int](), set[int]()
     for unit in units:
-        taken = set[int]()
         for at in unit.places:
             if room[stratum_of[at]]:
                 room[stratum_of[at]] -= 1
-                taken.add(at)
-        chosen |= taken
-        beyond.update({*unit.places} - taken if taken else ())
+                chosen.add(at)
+        if not chosen.isdisjoint(unit.places):
+            beyond.update({*unit.places} - chosen)
     return chosen, beyond
 
 

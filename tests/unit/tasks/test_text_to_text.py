@@ -76,11 +76,9 @@ def test_the_target_and_its_end_are_learnt_after_the_source(direction, source, e
 
 def test_the_token_before_texts_stands_before_a_source_but_in_old_runs(monkeypatch):
     monkeypatch.setattr(TOKENIZER, "begin", TOKENIZER.mask)
-    task = EmbeddedSample("text_pairs").load(None, 0).task
 
-    assert task["begins"]
-    assert encoded(begins=True)["tokens"][0, 0] == TOKENIZER.mask
-    assert encoded(begins=True)["prefix"].tolist() == [1 + n for n in encoded()["prefix"].tolist()]
+    assert EmbeddedSample("text_pairs").load(None, 0).task["begins"]
+    assert encoded(begins=True)["tokens"][0, 0] == TOKENIZER.mask != encoded()["tokens"][0, 0]
 
 
 def test_an_unanswered_source_is_cut_as_an_answered_one():

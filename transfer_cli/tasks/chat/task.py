@@ -209,8 +209,7 @@ class _ChatRow:
 
     Args:
         begin: Where its last answer begins, or what it has to say.
-        given: That answer, and
-        is_whole: whether all of it is there.
+        given: That answer; `is_whole` says whether all of it is there.
     """
 
     tokens: list[int]
@@ -231,11 +230,8 @@ class _ChatRow:
     def cut(self, length: int) -> "_ChatRow":
         """Return what is within a length."""
         answers = [at for at in self.answers if at < length]
-        begin = min(self.begin, length)
-        tokens = self.tokens[:length]
-        return replace(
-            self, tokens=tokens, answers=answers, begin=begin, is_cut=True, is_whole=False
-        )
+        row = replace(self, tokens=self.tokens[:length], begin=min(self.begin, length))
+        return replace(row, answers=answers, is_cut=True, is_whole=False)
 
 
 @dataclass(frozen=True)

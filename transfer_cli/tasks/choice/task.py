@@ -91,8 +91,7 @@ class RowFormat:
 
 
 def _read_own(record: Record, name: str) -> ChoiceExample:
-    is_asked = record.fields.get("question") is not None
-    question = text_of(record, "question", name) if is_asked else ""
+    question = "" if record.fields.get("question") is None else text_of(record, "question", name)
     choices = _texts(record, "choices", name)
     return ChoiceExample(text_of(record, "context", name), choices, question.strip())
 

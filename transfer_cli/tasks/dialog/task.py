@@ -44,6 +44,8 @@ from transfer_cli.tasks.sources import LabelledFiles
 _SPLITS = {"train": "train", "validation": "valid"}
 """What PersonaChat's file calls our splits."""
 
+_TURN = ' A turn is a line of JSON: {"persona": [...], "history": [...], "candidates": [...]}.'
+
 
 @dataclass(frozen=True, slots=True)  # there may be millions
 class DialogExample:
@@ -105,9 +107,6 @@ def _persona_chat_turns(dialogs: object, where: str) -> Iterator[DialogExample]:
         ):
             own_fields = utterance if isinstance(utterance, dict) else {}
             yield _labelled_turn({**own_fields, "personality": persona}, f"{place}, turn {turn}")
-
-
-_TURN = ' A turn is a line of JSON: {"persona": [...], "history": [...], "candidates": [...]}.'
 
 
 def _texts(fields: Mapping[str, object], name: str, where: str, least: int) -> list[str]:

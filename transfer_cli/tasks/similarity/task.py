@@ -153,9 +153,8 @@ class SimilarityTask(Task):
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return correlations of cosines and scores, or how well anchors find their texts.
 
-        Every text of the split that is no anchor alone can be found; an anchor that stands in
-        several pairs has several texts to find, and never itself. A correlation that is undefined
-        is left out.
+        Any other text of the split that is no anchor alone can be found; an anchor that stands in
+        several pairs has several texts to find. A correlation that is undefined is left out.
         """
         parts = {"": 0, **{f"/{size}": place for place, size in enumerate(self.sizes, 1)}}
         every = {at: row for at, windows in rows.items() for row in windows.values()}

@@ -17,7 +17,6 @@ from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import (
     FIELDS,
-    Format,
     Sentence,
     TagColumns,
     TagExample,
@@ -110,8 +109,7 @@ class TaggedFiles(LabelledFiles):
         return LabelledData(first[0].stem, labels, splits, node, files=paths)
 
     def _sentences(self, path: Path) -> list[Sentence]:
-        of_others: Format = "conllu" if isinstance(self.tag, str) else "conll"
-        file_format = self.format or format_of(path, of_others)
+        file_format = self.format or format_of(path, self.tag)
         if (file_format == "conllu") != isinstance(self.tag, str) and file_format != "jsonl":
             fields = list_names(FIELDS)
             mismatch = (

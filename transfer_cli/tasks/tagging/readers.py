@@ -111,12 +111,12 @@ def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sent
     return found
 
 
-def format_of(path: Path, of_others: Format) -> Format:
-    """Return the format that a file's name tells, or that of others."""
+def format_of(path: Path, tag: int | str) -> Format:
+    """Return the format that a file's name tells, or else the column of its tags."""
     suffixes = path.suffixes
     if ".jsonl" in suffixes or ".json" in suffixes or ".ndjson" in suffixes:
         return "jsonl"
-    return "conllu" if ".conllu" in suffixes else of_others
+    return "conllu" if ".conllu" in suffixes or isinstance(tag, str) else "conll"
 
 
 def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:

@@ -32,10 +32,7 @@ _NO_MARKS = (
     "its tags have no B- or I-, so that no F1 of entities is measured; with data.scheme=io equal "
     "tags behind each other are an entity"
 )
-_NO_TYPES = (
-    "its tags mark the words of entities and name no type, so that no F1 of entities is measured; "
-    "with a type, as in B-NAME, it is"
-)
+_NO_TYPES = "its tags name no type, as B-NAME does, so that no F1 of entities is measured"
 _TO_BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
 
 
