@@ -173,7 +173,7 @@ class ChatTask(Task):
 
         template = "{% for turn in messages %}{{ turn.content }} [SEP] {% endfor %}"
         return cls(template=template, end="[SEP]", answer_tokens=5), (
-            asked("Where is it ?", "there"),
+            asked("Where ?", "there"),
             asked("How many rivers are there ?", "How many ?", "Where ?", "there"),
             asked("Where do the rivers go ?", "Where ?"),
         )
