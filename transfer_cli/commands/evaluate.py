@@ -380,7 +380,8 @@ def _file_splits(config: EvaluateConfig, file: Any, trained: TrainedModel) -> Ma
     if other:
         raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")
     node = trained.config.data
-    chosen |= {name: node[name] for name in table.read_as_trained if name in node}
+    read_as = {**node, **{name: value for name, value in vars(task).items() if value is not None}}
+    chosen |= {name: read_as[name] for name in table.read_as_trained if name in read_as}
     with raised_as(ConfigError, ""):
         source = table(train=file, **chosen)
     data = _numbered_as_run(source.as_input_split(trained.columns), trained)

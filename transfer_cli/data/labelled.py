@@ -212,13 +212,15 @@ class TaskData(ABC):
 
 def _renumbered(examples: Sequence[Any], numbers: Sequence[int | None]) -> Iterator[Any]:
     """Yield examples with the new numbers of their labels, without those that have none."""
+    joins = len({*numbers}) < len(numbers)
     for example in examples:
         label = getattr(example, "label", None)
         if label is None:
             raise DataError("data: its labels are not those of the run, in another order or number")
         several = isinstance(label, tuple)
         old = label if several else (label,)
-        named = (numbers[number] for number in old)
-        new = tuple(dict.fromkeys(number for number in named if number is not None))
+        new = tuple(numbers[number] for number in old if numbers[number] is not None)
+        if joins:  # else they may be one for each word, and are equal by right
+            new = tuple(dict.fromkeys(new))
         if several or new:
             yield replace(example, label=new if several else new[0])

@@ -92,6 +92,8 @@ _COMMA_NUMBER = re.compile(
     r"[-+]?([0-9]+,([0-9]{1,2}|[0-9]{4,})|0?,[0-9]+|[0-9]{1,3}(\.[0-9]{3})+,[0-9]+)"
 )
 _POINT_NUMBER = re.compile(r"[-+]?[0-9]{1,3}((,[0-9]{3})+\.[0-9]+|(,[0-9]{3}){2,})")
+NUMBER_MARKS = {",": _COMMA_NUMBER, ".": re.compile(r"[-+]?[1-9][0-9]{0,2}\.[0-9]{3}")}
+"""Of numbers with a decimal comma, and of those that are thousands if others have one."""
 
 
 def value_of(record: Record, column: str, name: str) -> object:

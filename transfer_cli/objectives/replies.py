@@ -1,6 +1,6 @@
 """What a language model says after texts of different lengths, many at once.
 
-Every batch takes equally many passes, so that processes that share the model's parts stay together.
+Processes that share the model's parts take equally many passes a batch, and so stay together.
 
 Legend: R texts, N texts that go on, T positions, D width, V vocabulary.
 """
@@ -238,16 +238,17 @@ def generate_replies(
     *,
     max_tokens: int,
     pick: Pick,
+    end: int = -1,
     prefix_R: Tensor | None = None,
     segment: int = 0,
 ) -> Tensor:
     """Return what a model says, `[R, max_tokens]`; what follows the end of a reply means nothing.
 
     Args:
-        pick: Chooses tokens. For the others see `Continued`.
+        pick, end: See `Continued.pick_tokens`; for the others `Continued`.
     """
     texts = Continued(
         model, tokens_RT, segment_RT, begin_R, max_tokens=max_tokens, prefix_R=prefix_R,
         segment=segment,
     )  # fmt: skip
-    return texts.pick_tokens(pick)
+    return texts.pick_tokens(pick, end)

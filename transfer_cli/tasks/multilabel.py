@@ -521,7 +521,7 @@ class Multilabel(SequenceObjective):
         """Return loss, F1 of all decisions, of each label and on average, exact match."""
         right_C, surplus_C, missing_C, _ = totals["decisions"].double()
         wrong_C = surplus_C + missing_C
-        # As in sklearn's macro average, a label that is neither given nor said has no F1.
+        # A label that is neither given nor said has no F1; sklearn's macro average counts it as 0.
         f1 = {
             f"macro_f1/{name}": float(2 * right / (2 * right + wrong))
             for name, right, wrong in zip(self.info.labels, right_C, wrong_C, strict=True)

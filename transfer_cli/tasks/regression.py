@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.encoded_task import have_answers
-from transfer_cli.data.records import Record, plain_number
+from transfer_cli.data.records import NUMBER_MARKS, Record, plain_number
 from transfer_cli.data.wanted import Chosen
 from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
@@ -60,7 +60,7 @@ class RegressionTask(TextsTask):
     quartiles: tuple[float, ...] = field(default=(), compare=False)
 
     def labels_of(self, example: NumberExample) -> Sequence[str]:
-        return () if example.value is None else (format_number(example.value),)
+        return () if example.value is None else (format_number(example.value, self.scale),)
 
     def unlabelled(self, example: NumberExample) -> NumberExample:
         return replace(example, value=None)
@@ -111,7 +111,8 @@ class RegressionTask(TextsTask):
         expected, predicted = data.examples[example].value, float(row["value"])
         off = abs(predicted - expected) / self.scale
         score = min(1.0, max(0.0, (2 - off) / 1.5))
-        return Result(format_number(expected), format_number(predicted), score=score)
+        given, said = (format_number(value, self.scale) for value in (expected, predicted))
+        return Result(given, said, score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
@@ -128,13 +129,13 @@ class RegressionTask(TextsTask):
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return the number, of which there is no probability."""
-        return format_number(answer["value"]), math.nan
+        return format_number(answer["value"], self.scale), math.nan
 
     def said_value(self, said: str) -> float:
         return float(said)
 
     def written(self, answer: Answer) -> dict[str, Any]:
-        return {"value": float(format_number(answer["value"]))}
+        return {"value": float(self.said(answer)[0])}
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
@@ -148,9 +149,10 @@ class RegressionTask(TextsTask):
         )
 
 
-def format_number(value: float) -> str:
-    """Return a number as it is written."""
-    return f"{value:.7g}"  # as many digits as float32 has
+def format_number(value: float, scale: float = math.inf) -> str:
+    """Return a number as it is written: with the digits of float32, more if many deviations off."""
+    more = math.log10(min(1e8, max(1, abs(value) / scale)))
+    return f"{value:.{7 + int(more)}g}"
 
 
 def correlation(
@@ -187,7 +189,16 @@ class NumberTable(Table):
     def read_label(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> float:
-        text = plain_number(super().read_label(record, columns, name, labels))
+        written = super().read_label(record, columns, name, labels)
+        for mark in (mark for mark, form in NUMBER_MARKS.items() if form.fullmatch(written)):
+            labels.setdefault(mark, written)
+            if other := labels.get("." if mark == "," else ","):
+                raise DataError(
+                    f"{name}, line {record.line}: {written!r} in {columns.label!r} stands beside "
+                    f"{other!r}: which mark parts thousands is not clear. Write decimal points.",
+                    f"{columns.label!r} has decimal commas and points",
+                )
+        text = plain_number(written)
         problem = number_problem(text)
         if problem is not None:
             raise DataError(
@@ -303,4 +314,5 @@ class Regression(SequenceObjective):
 
     def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         both = zip(batch["value"].tolist(), self.values(outputs).tolist(), strict=True)
-        return [(format_number(wanted), format_number(predicted)) for wanted, predicted in both]
+        scale = getattr(self.info.task, "scale", math.inf)
+        return [(format_number(one, scale), format_number(other, scale)) for one, other in both]

@@ -8,6 +8,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
@@ -72,12 +73,10 @@ def best_null_threshold(
     return float((bounds[best] + bounds[best + 1]) / 2)
 
 
-_WORD = re.compile(r"\w+")
-
-
 def words(text: str) -> list[str]:
-    """Return the words of a text: runs of letters and digits, without case."""
-    return _WORD.findall(text.lower())
+    """Return the words of a text: runs of letters, digits and their marks, without case."""
+    is_part = {char: char.isalnum() or category(char) in ("Mn", "Mc") for char in {*text.lower()}}
+    return "".join(char if is_part[char] else " " for char in text.lower()).split()
 
 
 def rouge_l(given: str, predicted: str) -> float:

@@ -390,6 +390,10 @@ def keep_few(
     and equal to some within. For the arguments see `hold_out`.
     """
     units, counts = _units(strata, keys, derive(seed, "few labels"))
+    by_unit = {at: unit.stratum for unit in units for at in unit.places}
+    if {strata[at] for at in _few(units, by_unit, len(counts))[0]} < {*strata}:
+        # Some stand among equal ones of another stratum alone.
+        by_unit, counts = dict(enumerate(strata)), Counter(strata)
     if labelled < len(counts):
         raise DataError(
             f"{where}: labelled={labelled} is fewer examples than the {len(counts)} kinds of them. "
@@ -400,12 +404,22 @@ def keep_few(
             f"{where}: labelled={labelled}, but there are only {len(strata)} training examples. "
             "Set data.labelled to at most that."
         )
-    room, chosen, beyond = _nested_quotas(counts, labelled), set[int](), set[int]()
+    return _few(units, by_unit, labelled)
+
+
+def _few(
+    units: Sequence[_Unit], stratum_of: Mapping[int, int], labelled: int
+) -> tuple[set[int], set[int]]:
+    """See `keep_few`; each place counts in its own stratum."""
+    room = _nested_quotas(Counter(stratum_of.values()), labelled)
+    chosen, beyond = set[int](), set[int]()
     for unit in units:
-        taken = unit.places[: room[unit.stratum]]
-        chosen.update(taken)
-        beyond.update(unit.places[len(taken) :] if taken else ())
-        room[unit.stratum] -= len(taken)
+        for at in unit.places:
+            if room[stratum_of[at]]:
+                room[stratum_of[at]] -= 1
+                chosen.add(at)
+        if not chosen.isdisjoint(unit.places):
+            beyond.update({*unit.places} - chosen)
     return chosen, beyond
 
 

@@ -277,6 +277,11 @@ def test_each_token_is_read_once():
     )  # fmt: skip
 
     assert read == [(3, 9), *[(3, 1)] * (MOST - 1)]
+    generate_replies(
+        model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
+        max_tokens=MOST, pick=lambda logits: logits[:, 0].long() * 0 + 3, end=3,
+    )  # fmt: skip
+    assert read[MOST:] == [(3, 9)]
 
 
 def test_what_has_no_position_takes_passes_all_the_same():

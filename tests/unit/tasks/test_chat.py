@@ -180,6 +180,8 @@ def test_a_long_conversation_ends_with_an_earlier_answer_and_the_first_one_is_cu
     assert torch.equal(earlier.batch(np.array([0]))["tokens"], first.batch(np.array([0]))["tokens"])
     assert learnt(earlier) == learnt(whole)[:1]
     assert cut.lengths.tolist() == [length - 3]
+    assert earlier.given == first.given != whole.given
+    assert [data.is_compared for data in (whole, earlier, cut)] == [[True], [True], [False]]
     assert learnt(whole)[0].startswith(learnt(cut)[0])
     with pytest.raises(DataError, match="no answer begins within 5 tokens"):
         written(folder, [TURNS], 5)

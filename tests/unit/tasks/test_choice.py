@@ -18,6 +18,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.tasks.choice.task import (
     ChoiceExample,
+    Choices,
     ChoiceTask,
     MultipleChoice,
     hits_and_ranks,
@@ -101,6 +102,16 @@ def test_a_folder_of_race_is_read_in_the_order_of_its_names(tmp_path):
     examples = read_examples(tmp_path, "auto")
 
     assert [example.context for example in examples] == ["10.txt", "10.txt", "2.txt", "2.txt"]
+
+
+def test_a_text_beside_tables_makes_no_folder_of_race_and_a_question_may_be_null(tmp_path):
+    rows = lines(tmp_path / "a.jsonl", {**GOOD, "question": None}, GOOD)
+    lines(tmp_path / "README.txt", {})
+
+    examples = Choices(train=str(tmp_path)).examples({"train": [rows]}).splits["train"]
+
+    assert Choices(train=str(tmp_path)).paths == {"train": [rows]}
+    assert examples == [ChoiceExample("C", ["a", "b"], "", 1)] * 2
 
 
 def test_a_folder_of_parquet_files_is_one_table(tmp_path):

@@ -1,5 +1,6 @@
 """Dialogs: turns in files, what is read of one, candidates, both losses of a turn."""
 
+import gzip
 import itertools
 import json
 from dataclasses import replace
@@ -154,8 +155,9 @@ def dialog(name, turns=2):
 
 @pytest.fixture
 def persona_chat(tmp_path):
-    path = tmp_path / "personachat.json"
-    path.write_text(json.dumps({"train": [dialog("a"), dialog("b")], "valid": [dialog("c", 1)]}))
+    path = tmp_path / "personachat.json.gz"
+    whole = {"train": [dialog("a"), dialog("b")], "valid": [dialog("c", 1)]}
+    path.write_bytes(gzip.compress(json.dumps(whole).encode()))
     return path
 
 
@@ -215,6 +217,7 @@ GOOD = {"history": ["a"], "candidates": ["x", "y"]}
     [
         ({**GOOD, "candidates": ["x"]}, "line 2: 'candidates' has 1, expected at least 2"),
         ({**GOOD, "candidates": []}, "line 2: 'candidates' has 0, expected at least 1"),
+        ({"train": []}, "line 2: 'history' is .* A turn is a line of JSON"),
         ({"candidates": ["x", "y"]}, "line 2: 'history' is no list of texts"),
         ({**GOOD, "history": ["a", 7]}, "line 2: 'history' holds 7, expected texts"),
         ({**GOOD, "persona": "me"}, "line 2: 'persona' is no list of texts"),

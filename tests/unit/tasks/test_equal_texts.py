@@ -104,6 +104,7 @@ def test_few_labels_are_exact_and_nested_and_what_equals_them_is_no_part_of_the_
 
     assert (len(few), len(more)) == (small, large)
     assert few <= more
+    assert {strata[at] for at in few} == {*strata}
     rest = set(range(len(rows))) - few - cut
     assert not {keys[at] for at in rest} & {keys[at] for at in few}
     assert {keys[at] for at in cut} <= {keys[at] for at in few}

@@ -1,5 +1,7 @@
 """Numbers for texts: tables, answers, correlations, the loss."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,14 @@ def test_a_score_falls_from_half_a_deviation_to_two():
     assert scores == pytest.approx([1, 1, 2 / 3, 0, 0])
 
 
+@pytest.mark.parametrize(
+    ("value", "scale", "said"),
+    [(1700000971.25, 16.0, "1700000971.25"), (3.45670001, 2.0, "3.4567"), (math.inf, 1.0, "inf")],
+)
+def test_a_number_keeps_the_digits_that_others_differ_in(value, scale, said):
+    assert RegressionTask(mean=value, scale=scale).said({"value": value})[0] == said
+
+
 def test_several_runs_answer_with_the_mean_and_never_with_a_class():
     assert TASK.combine([(TASK, {"value": 1.0}), (RegressionTask(), {"value": 4.0})]) == {
         "value": 2.5
@@ -135,6 +145,11 @@ def test_the_column_of_numbers_is_found(load):
 def test_what_is_no_number_is_refused_with_its_line(load, word):
     with pytest.raises(DataError, match=r"a\.csv, line 3: "):
         load("one,1", f'two,"{word}"', "three,3", label="score")
+
+
+def test_thousands_are_not_read_as_decimals_beside_decimal_commas(load):
+    with pytest.raises(DataError, match=r"line 4: '1\.250' in 'score' stands beside '2,75'"):
+        load('one,"2,75"', 'two,"1.250,50"', 'three,"1.250"')
 
 
 def test_a_row_without_a_number_can_be_left_out(load, caplog):

@@ -144,7 +144,7 @@ def test_what_is_found_of_known_vectors():
     documents_MD = np.array([[1, 0], [1, 0.5], [1, 1], [0, 1]], dtype=np.float32)
     queries_QD = np.array([[1, 0.01], [0.01, 1]], dtype=np.float32)
 
-    measures = retrieval_measures(queries_QD, documents_MD, [{0, 2}, {2}])
+    measures = retrieval_measures(queries_QD, documents_MD, [{0, 2}, {2}], [None, None])
 
     best = 1 + 1 / np.log2(3)
     assert measures == {
@@ -153,12 +153,14 @@ def test_what_is_found_of_known_vectors():
         "recall_at_10": 1.0,
         "ndcg_at_10": pytest.approx(((1 + 1 / 2) / best + 1 / np.log2(3)) / 2),
     }
+    others = retrieval_measures(documents_MD, documents_MD, [{1}, {2}, {1}, {2}], range(4))
+    assert others == dict.fromkeys(others, 1)  # none finds itself
 
 
 def test_vectors_that_are_all_the_same_find_nothing():
     same = np.ones((40, 3), dtype=np.float32)
 
-    measures = retrieval_measures(same, same, [{n} for n in range(40)])
+    measures = retrieval_measures(same, same, [{n} for n in range(40)], [None] * 40)
 
     assert measures == {
         "mrr": pytest.approx(1 / 40),

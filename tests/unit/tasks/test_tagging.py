@@ -10,9 +10,11 @@ import pytest
 
 from tests.published import publish, reference
 from transfer_cli.batch import IGNORE
+from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError
 from transfer_cli.interop.vocabulary import read_tokenizer
+from transfer_cli.tasks.base import build_task
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.files import TaggedFiles
@@ -124,6 +126,7 @@ def test_a_few_entities_without_a_beginning_are_told_of():
 
     assert scheme == "bio"
     assert warning.startswith("1 of 3 entities begin with I-")
+    assert "no type, as B-NAME does" in schemes.detect_scheme([["O", "B", "I"]])[1]
 
 
 @pytest.mark.parametrize(
@@ -190,6 +193,9 @@ def test_a_valid_argmax_is_the_answer():
     assert task.decode([[0.1, 0.4, 0.5], [0.1, 0.4, 0.5]]) == ["B-PER", "I-PER"]
     assert task.decode([[0.9, 0.0, 0.1], [0.3, 0.2, 0.5]]) == ["O", "O"]
     assert task.decode([]) == []
+    spans, answer = [[0, 1], [2, 3]], {"text": "a b", "shares": [[0.9, 0, 0.1], [0.3, 0.2, 0.5]]}
+    assert task.written({**answer, "spans": spans})["probabilities"] == [0.9, 0.3]
+    assert task.said({**answer, "spans": spans}) == ("(none)", 0.3)
 
 
 # ---------------------------------------------------------------------------------- windows
@@ -346,7 +352,7 @@ def test_pieces_are_those_of_words_in_transformers(tmp_path, family):
 # ---------------------------------------------------------------------------------- files
 
 
-CONLL = "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\nJean NNP I-NP I-PER\n"
+CONLL = "-DOCSTART- -X- O O\n\nEU N I-NP I-ORG\nrejects V I-VP O\n. . O O\n\nJean N I-NP I-PER\n"
 
 
 def load(tmp_path, text, name="a.conll", **options):
@@ -362,16 +368,19 @@ def test_columns_are_read_and_their_scheme_is_changed(tmp_path, caplog):
 
     assert data.labels == ("O", "B-ORG", "B-PER")
     assert [(example.text, example.label) for example in data.splits["train"]] == [
-        ("EU rejects", (1, 0)), ("Jean", (2,))
+        ("EU rejects .", (1, 0, 0)), ("Jean", (2,))
     ]  # fmt: skip
-    assert "its tags are IOB1; 2 of 3 were changed to BIO" in caplog.text
+    assert "its tags are IOB1; 2 of 4 were changed to BIO" in caplog.text
+    assert data.task["scheme"] == "iob1"
+    renumbered = data.with_label_numbers(("B-PER", "O", "B-ORG", "x")).splits["train"]
+    assert [example.label for example in renumbered] == [(2, 1, 1), (0,)]
 
 
 def test_conllu_leaves_out_what_are_no_words(tmp_path):
     row = "{}\t{}\t_\t{}\tXX\tA=B\t0\troot\t_\t_"
     lines = ["# text = x", row.format("1-2", "del", "_"), row.format(1, "de", "ADP"),
              row.format(2, "el", "DET"), row.format("2.1", "e", "X"), ""]  # fmt: skip
-    data = load(tmp_path, "\n".join(lines), "a.conllu", tag="upos", scheme="none")
+    data = load(tmp_path, "\n".join(lines), "a.txt", tag="upos", scheme="none")
 
     assert data.labels == ("ADP", "DET")
     assert [example.words for example in data.splits["train"]] == [["de", "el"]]
@@ -391,6 +400,8 @@ def test_json_lines_hold_tags_numbers_or_characters(tmp_path):
     assert (other.words, other.label) == (["Rome"], (1,))
     assert (third.words, third.label) == (["See", "New", "York", "."], (0, 1, 2, 0))
     assert third.text == "See  New York."
+    task = build_task(data.task, data.labels, "data")
+    assert task.read(Record(1, {"text": third.text}), "text", None, "a").words == third.words
 
 
 def entity(start, end, label="LOC"):
@@ -420,7 +431,7 @@ CUT = (
         ("a.conll", "a B-X\nb PER\n", {}, "line 2: the tag 'PER' is neither O nor one of B-TYPE"),
         ("a.conll", "a S-X\nb B-X\nc O\n", {}, "line 2: B-X is followed by O, as no entity"),
         ("a.conll", "a B-X\nb L-X\nc M-X\n", {}, "line 2: L-X is followed by M-X, as no"),
-        ("a.conll", "a X\nb O\n", {"tag": "upos"}, "data.tag=upos is a column of CoNLL-U"),
+        ("a.conll", "a X\nb O\n", {"tag": "upos", "format": "conll"}, "data.tag=upos is a col"),
         ("a.conllu", "1\ta\n", {"tag": "upos"}, "line 1: 2 columns parted by tabs"),
         ("a.conllu", "x\t" * 9 + "x\n", {"tag": "upos"}, "line 1: the first column is 'x'"),
         ("a.conllu", "1\ta\n", {}, "is CoNLL-U; say data=conllu data.tag=upos"),

@@ -18,6 +18,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.scoring import rouge_l
 from transfer_cli.tasks.text_to_text import measures
 from transfer_cli.tasks.text_to_text.corruption import (
@@ -71,6 +72,13 @@ def test_the_target_and_its_end_are_learnt_after_the_source(direction, source, e
     target = batch["next_tokens"][0]
     assert TOKENIZER.pieces(target[target != IGNORE].tolist()) == ["red", end]
     assert (target != IGNORE).nonzero().flatten().tolist() == [begin - 1, begin]
+
+
+def test_the_token_before_texts_stands_before_a_source_but_in_old_runs(monkeypatch):
+    monkeypatch.setattr(TOKENIZER, "begin", TOKENIZER.mask)
+
+    assert EmbeddedSample("text_pairs").load(None, 0).task["begins"]
+    assert encoded(begins=True)["tokens"][0, 0] == TOKENIZER.mask != encoded()["tokens"][0, 0]
 
 
 def test_an_unanswered_source_is_cut_as_an_answered_one():
@@ -161,6 +169,8 @@ def test_an_answer_does_not_depend_on_the_target_beside_it(direction, beams):
         ("a b c d", "a x c", 2 * 2 / 7),
         ("", "", 1),
         ("a", "", 0),
+        ("my_var is set", "my var is set", 1),
+        ("राम की", "रम क", 0),
     ],
 )
 def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(given, said, expected):

@@ -6,7 +6,7 @@ Legend: B conversations, T positions, R conversations to be answered, V vocabula
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -46,8 +46,10 @@ class EncodedConversations(EncodedRows):
     tokenizer: Tokenizer
     end: int
     """The token that ends what the model says."""
-    given: Sequence[str | None]
-    """The last answer of each, unless it is longer than what the model is asked to say."""
+    given: Sequence[str]
+    """The last answer of each row."""
+    is_compared: Sequence[bool]
+    """Whether that is whole, and no longer than what the model is asked to say."""
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer, whose tokens go on after its end."""
@@ -151,8 +153,9 @@ class ChatTask(Task):
             is_cut=[row.is_cut for row in rows],
         )
         encoded.tokenizer, encoded.end = tokenizer, end
-        encoded.given = [
-            row.given if len(row.tokens) - row.begin <= self.answer_tokens else None for row in rows
+        encoded.given = [row.given for row in rows]
+        encoded.is_compared = [
+            row.is_whole and len(row.tokens) - row.begin <= self.answer_tokens for row in rows
         ]
         return encoded
 
@@ -170,7 +173,7 @@ class ChatTask(Task):
 
         template = "{% for turn in messages %}{{ turn.content }} [SEP] {% endfor %}"
         return cls(template=template, end="[SEP]", answer_tokens=5), (
-            asked("Where is it ?", "there"),
+            asked("Where ?", "there"),
             asked("How many rivers are there ?", "How many ?", "Where ?", "there"),
             asked("Where do the rivers go ?", "Where ?"),
         )
@@ -180,23 +183,24 @@ class ChatTask(Task):
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; an answer is as right as the F1 of its words."""
-        given, predicted = self.texts(data.examples[example])[-1], self._answer_text(data, rows)
+        given = cast("EncodedConversations", data).given[example]
+        predicted = self._answer_text(data, rows)
         return Result(given, predicted, score=word_f1(given, predicted))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """See `Task`; longer answers than are asked for are not compared."""
-        given = data.given  # type: ignore[attr-defined]  # of `encode`
+        of_rows = cast("EncodedConversations", data)
         pairs = [
-            (given[at], self._answer_text(data, row))
+            (of_rows.given[at], self._answer_text(data, row))
             for at, row in rows.items()
-            if given[at] is not None
+            if of_rows.is_compared[at]
         ]
         measured = {"exact_match": exact_match, "f1": word_f1} if pairs else {}
         return {name: sum(starmap(of, pairs)) / len(pairs) for name, of in measured.items()}
 
     def _answer_text(self, data: Encoded, rows: Rows) -> str:
         (row,) = rows.values()
-        return str(data.text_of(row["answer"]))  # type: ignore[attr-defined]  # of `encode`
+        return cast("EncodedConversations", data).text_of(row["answer"])
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,7 @@ class _ChatRow:
 
     Args:
         begin: Where its last answer begins, or what it has to say.
+        given: That answer; `is_whole` says whether all of it is there.
     """
 
     tokens: list[int]
@@ -212,6 +217,7 @@ class _ChatRow:
     begin: int
     given: str
     is_cut: bool = False
+    is_whole: bool = True
 
     @property
     def targets(self) -> list[int]:
@@ -224,8 +230,8 @@ class _ChatRow:
     def cut(self, length: int) -> "_ChatRow":
         """Return what is within a length."""
         answers = [at for at in self.answers if at < length]
-        begin = min(self.begin, length)
-        return replace(self, tokens=self.tokens[:length], answers=answers, begin=begin, is_cut=True)
+        row = replace(self, tokens=self.tokens[:length], begin=min(self.begin, length))
+        return replace(row, answers=answers, is_cut=True, is_whole=False)
 
 
 @dataclass(frozen=True)
@@ -365,6 +371,7 @@ class SupervisedChat(CausalLM):
             batch["begin"],
             max_tokens=task.answer_tokens,
             pick=lambda logits: mask_special_tokens(logits, vocabulary, end).argmax(1),
+            end=end,
         )
         return {"answer": answers}
 

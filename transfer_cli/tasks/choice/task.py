@@ -91,7 +91,7 @@ class RowFormat:
 
 
 def _read_own(record: Record, name: str) -> ChoiceExample:
-    question = text_of(record, "question", name) if "question" in record.fields else ""
+    question = "" if record.fields.get("question") is None else text_of(record, "question", name)
     choices = _texts(record, "choices", name)
     return ChoiceExample(text_of(record, "context", name), choices, question.strip())
 
@@ -359,8 +359,9 @@ class Choices(LabelledFiles):
     format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
 
     def is_one_file(self, folder: Path) -> bool:
-        """See `LabelledFiles`; so is a folder of RACE, with those below it."""
-        return super().is_one_file(folder) or any(folder.rglob("*.txt*"))
+        """See `LabelledFiles`; so is a folder of RACE, with those below it, which has no tables."""
+        has_tables = any(map(readers.format_of, folder.rglob("*")))
+        return super().is_one_file(folder) or (any(folder.rglob("*.txt*")) and not has_tables)
 
     def read(self, path: Path) -> list[ChoiceExample]:
         return read_examples(path, self.format)

@@ -44,6 +44,8 @@ from transfer_cli.tasks.sources import LabelledFiles
 _SPLITS = {"train": "train", "validation": "valid"}
 """What PersonaChat's file calls our splits."""
 
+_TURN = ' A turn is a line of JSON: {"persona": [...], "history": [...], "candidates": [...]}.'
+
 
 @dataclass(frozen=True, slots=True)  # there may be millions
 class DialogExample:
@@ -61,11 +63,11 @@ class DialogExample:
 
 def read_turns(path: Path) -> dict[str, list[DialogExample]]:
     """Return the turns of each split of a file, by our names; JSON lines are `train` alone."""
-    readers.check_readable(path)
-    if path.suffix == ".json":
+    if ".json" in path.suffixes:
         try:
-            whole = STRICT_JSON.decode(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            with readers.open_file(path) as file:
+                whole = STRICT_JSON.decode(file.read().decode())
+        except (ValueError, RecursionError):
             whole = None  # perhaps lines
         if isinstance(whole, dict) and "train" in whole:
             return {
@@ -111,7 +113,7 @@ def _texts(fields: Mapping[str, object], name: str, where: str, least: int) -> l
     texts = fields.get(name, [] if least == 0 else None)
     if not isinstance(texts, list) or len(texts) < least:
         few = f"has {len(texts)}" if isinstance(texts, list) else "is no list of texts"
-        cure = other_data_hint(fields) if name == "history" else ""
+        cure = (other_data_hint(fields) or _TURN) if name == "history" else ""
         raise DataError(f"{where}: {name!r} {few}, expected at least {least}.{cure}")
     wrong = next((text for text in texts if not isinstance(text, str)), None)
     if wrong is not None:
@@ -432,6 +434,7 @@ class NextUtterance(MultipleChoice):
             begin_B,
             max_tokens=self.reply_tokens,
             pick=lambda logits: self.reply_logits(logits).argmax(1),
+            end=self.info.vocabulary.cls,
         )
         total = 0.0
         for row, target, has in zip(predicted.tolist(), target_BT, has_target_BT, strict=True):

@@ -23,6 +23,7 @@ def retrieval_measures(
     queries_QD: npt.NDArray[np.float32],
     documents_MD: npt.NDArray[np.float32],
     relevant: Sequence[Collection[int]],
+    equal: Sequence[int | None],
 ) -> dict[str, float]:
     """Return means over queries of what their documents, ranked by cosine, are worth.
 
@@ -33,14 +34,17 @@ def retrieval_measures(
 
     Args:
         relevant: The numbers of each query's relevant documents, at least one.
+        equal: That of the document which is the query itself, and is not looked for; None: none is.
     """
     queries_QD, documents_MD = unit_vectors(queries_QD), unit_vectors(documents_MD)
     sums = dict.fromkeys(("mrr", "recall_at_1", "recall_at_10", "ndcg_at_10"), 0.0)
     gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
     for first in range(0, len(queries_QD), _PORTION):
         cosines_QM = queries_QD[first : first + _PORTION] @ documents_MD.T
-        wanted = relevant[first : first + _PORTION]
-        for cosines_M, documents in zip(cosines_QM, wanted, strict=True):
+        both = zip(relevant[first : first + _PORTION], equal[first : first + _PORTION], strict=True)
+        for cosines_M, (documents, same) in zip(cosines_QM, both, strict=True):
+            if same is not None and same not in documents:
+                cosines_M[same] = -np.inf
             ranks = np.sort([(cosines_M >= cosines_M[at]).sum() for at in documents])
             hits = ranks[ranks <= CUTOFF]
             sums["mrr"] += 1 / ranks[0]

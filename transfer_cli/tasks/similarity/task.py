@@ -153,7 +153,7 @@ class SimilarityTask(Task):
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return correlations of cosines and scores, or how well anchors find their texts.
 
-        Every text of the split that is no anchor alone can be found; an anchor that stands in
+        Any other text of the split that is no anchor alone can be found; an anchor that stands in
         several pairs has several texts to find. A correlation that is undefined is left out.
         """
         parts = {"": 0, **{f"/{size}": place for place, size in enumerate(self.sizes, 1)}}
@@ -177,6 +177,7 @@ class SimilarityTask(Task):
             relevant[anchor[0]].add(example.pair)
         place_of = {text: place for place, text in enumerate(documents)}
         wanted = [[place_of[text] for text in relevant[anchor]] for anchor in anchors]
+        equal = [place_of.get(anchor) for anchor in anchors]
         queries_ND, documents_ND = (
             np.array([*vectors.values()], dtype=np.float32) for vectors in (anchors, documents)
         )
@@ -185,7 +186,7 @@ class SimilarityTask(Task):
             for name, place in parts.items()
             for size in (self.sizes[place - 1] if place else None,)
             for measure, value in retrieval_measures(
-                queries_ND[:, :size], documents_ND[:, :size], wanted
+                queries_ND[:, :size], documents_ND[:, :size], wanted, equal
             ).items()
         }
 

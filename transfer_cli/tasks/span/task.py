@@ -92,8 +92,8 @@ class SpanTask(Task):
     def read(self, record: Record, text: str, pair: str | None, name: str) -> SpanExample:
         if pair is None:
             raise DataError(
-                f"{name}, line {record.line}: a question needs its text; give columns 'question' "
-                "and 'context', or name them by text= and pair="
+                f"{name}, line {record.line}: a question needs its text; give a table or JSON "
+                "lines with columns 'question' and 'context', or name them by text= and pair=."
             )
         return SpanExample(text_of(record, text, name), text_of(record, pair, name))
 

@@ -102,11 +102,14 @@ class TaggedFiles(LabelledFiles):
             split: list(chain.from_iterable(examples[path] for path in files))
             for split, files in paths.items()
         }
-        node = self.task.node(**self.options(), marks_entities=scheme != "none")
+        has_text = any(sentence.text for path in first for sentence in by_path[path])
+        found = {"marks_entities": scheme != "none", "words": "marks" if has_text else "blanks"}
+        found["scheme"] = scheme if scheme == "iob1" else self.scheme
+        node = self.task.node(**{**self.options(), **found})
         return LabelledData(first[0].stem, labels, splits, node, files=paths)
 
     def _sentences(self, path: Path) -> list[Sentence]:
-        file_format = self.format or format_of(path)
+        file_format = self.format or format_of(path, self.tag)
         if (file_format == "conllu") != isinstance(self.tag, str) and file_format != "jsonl":
             fields = list_names(FIELDS)
             mismatch = (

@@ -37,7 +37,8 @@ _ENTITIES = ("entities", "spans", "label", "labels")
 _START, _END = ("start", "start_offset"), ("end", "end_offset")
 """As doccano, Prodigy and Label Studio call them."""
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+WORDS = {"blanks": re.compile(r"\S+"), "marks": re.compile(r"\w+|[^\w\s]")}
+"""What a word of a text is: what stands between blanks, or between blanks and marks."""
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -110,12 +111,12 @@ def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sent
     return found
 
 
-def format_of(path: Path) -> Format:
-    """Return the format that a file's name tells; of others than JSON lines columns."""
+def format_of(path: Path, tag: int | str) -> Format:
+    """Return the format that a file's name tells, or else the column of its tags."""
     suffixes = path.suffixes
     if ".jsonl" in suffixes or ".json" in suffixes or ".ndjson" in suffixes:
         return "jsonl"
-    return "conllu" if ".conllu" in suffixes else "conll"
+    return "conllu" if ".conllu" in suffixes or isinstance(tag, str) else "conll"
 
 
 def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
@@ -163,7 +164,7 @@ def _conllu(path: Path, columns: TagColumns) -> Iterator[Sentence]:
         if len(cells) != _COLUMNS:
             raise DataError(
                 f"{path}, line {number}: {len(cells)} columns parted by tabs, and CoNLL-U has "
-                f"{_COLUMNS}; for other columns say data=conll."
+                f"{_COLUMNS}; for other columns say data=conll data.tag=-1."
             )
         if _OTHER_ID.fullmatch(cells[0]):
             return None
@@ -248,7 +249,7 @@ def _tag(tag: object, where: str, names: Sequence[str] | None) -> str:
 def _text_with_entities(record: Record, name: str) -> Sentence:
     """Return the words of a text, parted at blanks and punctuation, with BIO tags."""
     where, text = f"{name}, line {record.line}", text_of(record, "text", name)
-    spans = [match.span() for match in _WORD.finditer(text)]
+    spans = [match.span() for match in WORDS["marks"].finditer(text)]
     words = [text[start:end] for start, end in spans]
     if not words:
         raise DataError(f"{where}: the text has no words.")

@@ -32,6 +32,7 @@ _NO_MARKS = (
     "its tags have no B- or I-, so that no F1 of entities is measured; with data.scheme=io equal "
     "tags behind each other are an entity"
 )
+_NO_TYPES = "its tags name no type, as B-NAME does, so that no F1 of entities is measured"
 _TO_BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
 
 
@@ -88,7 +89,8 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, str]:
             num_entities += 1
             begin_with_i += tags[entity.first].startswith("I-")
     if not marks:
-        return "none", _NO_MARKS if OUTSIDE in plain and len(plain) > 1 else ""
+        warning = _NO_TYPES if {"B", OUTSIDE} <= plain <= {*"BIESLUO"} else _NO_MARKS
+        return "none", warning if OUTSIDE in plain and len(plain) > 1 else ""
     if marks & {"E", "S", "L", "U"}:
         return "bioes", ""
     if 2 * begin_with_i > num_entities:

@@ -5,7 +5,6 @@ A long text becomes several windows, none of which cuts a word.
 Legend: W words of a text, P pieces, C tags.
 """
 
-import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ from transfer_cli.tasks.base import (
     mean_by_label,
 )
 from transfer_cli.tasks.tagging import schemes
-from transfer_cli.tasks.tagging.readers import TagExample
+from transfer_cli.tasks.tagging.readers import WORDS, TagExample
 from transfer_cli.tasks.tagging.schemes import allowed_transitions, viterbi
 
 
@@ -267,8 +266,6 @@ def _pieces_by_word(
 
 Span = tuple[int, int]
 
-_WORD = re.compile(r"\S+")
-
 
 @dataclass(frozen=True)
 class TaggingTask(Task):
@@ -280,6 +277,8 @@ class TaggingTask(Task):
             which has not seen the word before, else the first.
         label_all: Whether all pieces of a word have a target; see `Reading`.
         stride: Words that two windows of a long text share; None: half of one.
+        words: Where `read` parts words: at blanks, or at marks such as commas, too.
+        scheme: That of other files: auto, or iob1, which a file of few entities may not show.
     """
 
     name, objective, head, example = "tagging", "tagging", "tags", TagExample
@@ -292,18 +291,20 @@ class TaggingTask(Task):
     piece: Literal["auto", "first", "last"] = field(default="auto", compare=False)
     label_all: bool = field(default=False, compare=False)
     stride: int | None = field(default=None, compare=False)
+    words: Literal["blanks", "marks"] = field(default="blanks", compare=False)
+    scheme: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.stride is not None:
             at_least("stride", self.stride, 0)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TagExample:
-        """Return the words between the blanks of a text, or those of a list."""
+        """Return the words of a text, parted as `words` says, or those of a list."""
         cell = record.fields.get(text)
         if isinstance(cell, list) and all(isinstance(word, str) for word in cell):
             return TagExample.of_words(cell)
         cell = text_of(record, text, name)
-        return TagExample(cell, tuple(match.span() for match in _WORD.finditer(cell)))
+        return TagExample(cell, tuple(match.span() for match in WORDS[self.words].finditer(cell)))
 
     def texts(self, example: TagExample) -> tuple[str, ...]:
         return (example.text,)
@@ -378,14 +379,18 @@ class TaggingTask(Task):
                 best_W = viterbi(np.log(found_WC), allowed_transitions(self.labels))
         return [self.labels[number] for number in best_W]
 
+    def _decoded(self, shares_WC: Sequence[Sequence[float]]) -> tuple[list[str], list[float]]:
+        """Return the tag of each word, and its share."""
+        tags, numbers = self.decode(shares_WC), {tag: at for at, tag in enumerate(self.labels)}
+        return tags, [shares[numbers[tag]] for shares, tag in zip(shares_WC, tags, strict=True)]
+
     def entities(self, tags: Sequence[str], *, strict: bool = False) -> list[schemes.Entity]:
         """Return the entities that tags mark."""
         return schemes.entities(tags, strict=strict) if self.marks_entities else []
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return entities, or each word with its tag, and how sure the least sure word is."""
-        sure = [max(shares_C) for shares_C in answer["shares"]]
-        tags = self.decode(answer["shares"])
+        tags, sure = self._decoded(answer["shares"])
         return self._tagged_text(answer["text"], answer["spans"], tags), min(sure, default=1.0)
 
     @property
@@ -412,8 +417,7 @@ class TaggingTask(Task):
 
         The tag of a word that is not sure is null, and an entity with such a word is left out.
         """
-        tags, spans, text = self.decode(answer["shares"]), answer["spans"], answer["text"]
-        sure = [max(shares_C) for shares_C in answer["shares"]]
+        (tags, sure), spans, text = self._decoded(answer["shares"]), answer["spans"], answer["text"]
         is_given = [share >= self.abstain_below for share in sure]
         places = [
             (kind, spans[first][0], spans[past - 1][1])
@@ -449,7 +453,7 @@ class TaggingTask(Task):
         """
         sentence = data.examples[example]
         shares_WC = of_words(data, rows, "shares")
-        predicted, given = self.decode(shares_WC), list(self.labels_of(sentence))
+        (predicted, sure), given = self._decoded(shares_WC), list(self.labels_of(sentence))
         if self.marks_entities:
             wanted, had = set(self.entities(given)), set(self.entities(predicted))
             both = len(wanted) + len(had)
@@ -457,14 +461,10 @@ class TaggingTask(Task):
         else:
             right = sum(one == other for one, other in zip(given, predicted, strict=True))
             score = right / max(1, len(given))
-        numbers = [self.labels.index(tag) for tag in predicted]
-        probability = float(
-            np.prod([shares_C[n] for shares_C, n in zip(shares_WC, numbers, strict=True)])
-        )
         return Result(
             self._tagged_text(sentence.text, sentence.spans, given),
             self._tagged_text(sentence.text, sentence.spans, predicted),
-            min(1.0, probability),
+            min(1.0, float(np.prod(sure))),
             score,
         )
 

@@ -77,6 +77,7 @@ class TextToTextTask(Task):
         prefix: Whether all of the source sees all of it; else it is read from left to right. A text
             stands before each source, such as "summarize: " (Raffel et al. 2020).
         target_length: The most tokens of a target with its end; None: half of an input.
+        begins: Whether a causal model's token before texts stands before sources; not in old runs.
     """
 
     name, objective, head, example = "text to text", "prefix_lm", "lm", TextToTextExample
@@ -86,6 +87,7 @@ class TextToTextTask(Task):
 
     prefix: bool | str = True
     target_length: int | None = None
+    begins: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.target_length is not None:
@@ -108,6 +110,9 @@ class TextToTextTask(Task):
     def unlabelled(self, example: TextToTextExample) -> TextToTextExample:
         return replace(example, target=None)
 
+    def facts(self, train: Sequence[TextToTextExample]) -> dict[str, bool]:
+        return {"begins": True}
+
     def max_target_tokens(self, length: int) -> int:
         """Return the most tokens of a target with its end, of an input of `length`."""
         return max(2, length // 2) if self.target_length is None else self.target_length
@@ -124,6 +129,8 @@ class TextToTextTask(Task):
         The room of a source is the same whether its target is known and however long that is.
         """
         begin, start, end = special_tokens(tokenizer, direction)
+        if self.begins and direction == "causal":
+            begin, _ = specials_around(tokenizer, direction)
         most, apart = self.max_target_tokens(length), direction == "encoder_decoder"
         room = length - len(begin) - 1 - (0 if apart else most)
         if room < 1 or len(start) + most > length:
