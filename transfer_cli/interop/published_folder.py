@@ -357,10 +357,14 @@ class _Folder:
             objective = _node("tasks.multilabel.Multilabel", **pooling)
             task = _node("tasks.multilabel.MultilabelTask")
             return _FoundHead(head.rules, objective, labels, task)
-        if len(labels) > 1:
+        if len(labels) > 1 and problem != "regression":
             objective = _node("objectives.classification.Classification", **pooling)
             return _FoundHead(head.rules, objective, labels)
-        if problem == "regression":
+        if len(labels) > 1:
+            log.warning("%s: dropped its classifier, since problem_type is regression and it gives "
+                        "%d numbers, not one", self.settings.path, len(labels))  # fmt: skip
+            return None
+        if problem == "regression" or (problem is None and known):
             objective = _node("tasks.regression.Regression", standardise=False, **pooling)
             task = _node("tasks.regression.RegressionTask")
             return _FoundHead(head.rules, objective, task=task)
