@@ -547,10 +547,16 @@ def test_a_file_holds_the_model_and_its_tokenizer(family, models, transfer):
 
 
 @pytest.mark.parametrize(
-    ("family", "parts"), [("bert", ("format", "causal")), ("gpt_neox", ("format", "GPT-NeoX"))]
+    ("family", "options", "parts"),
+    [
+        ("bert", {}, ("format", "causal")),
+        ("gpt_neox", {}, ("format", "GPT-NeoX")),
+        ("llama", {"hidden_act": "gelu"}, ("format", "activation=gelu in a Llama")),
+    ],
 )
-def test_what_llama_cpp_would_not_read_is_refused(family, parts, transfer, tmp_path):
-    publish(tmp_path / "model", family, "CausalLM" if family == "gpt_neox" else "MaskedLM")
+def test_what_llama_cpp_would_not_read_is_refused(family, options, parts, transfer, tmp_path):
+    kind = "MaskedLM" if family == "bert" else "CausalLM"
+    publish(tmp_path / "model", family, kind, **options)
 
     transfer("export", "run=model", "to=out", "format=gguf").refusal(*parts)
 
