@@ -122,6 +122,9 @@ def open_folder(folder: Path, key: str) -> Published:
     if any(name.startswith(family.dotted_prefix) for name in tensors):
         backbone = with_prefix(backbone, family.dotted_prefix)
     there.check_blocks(backbone)
+    if shape.tie_output and there.has_other_output(backbone):
+        shape = replace(shape, tie_output=False)
+        there = replace(there, shape=shape)
     trained = there.find_head()
     rules = (*backbone, *trained.rules)
     there.check_sizes(rules, len(trained.labels))
@@ -229,6 +232,16 @@ class _Folder:
                 f"{place} says {depth}, and the weights hold {list_names(surplus)}; one of the two "
                 "is of another model"
             )
+
+    def has_other_output(self, rules: Sequence[Rule]) -> bool:
+        """Return whether an output layer there is not the table of tokens, whatever a key says."""
+        head = self.family.heads(replace(self.shape, tie_output=False)).get(LANGUAGE_MODEL)
+        both = [*rules, *(head.rules if head else ())]
+        names = [rule.theirs[0] for rule in both if rule.ours in TOKEN_TABLES[:2]]
+        if len(names) < 2 or names[1] not in self.found:
+            return False
+        tensors = files.read_tensors(self.settings.path.parent, self.family.synonyms)
+        return not torch.equal(*(tensors[name].float() for name in names))
 
     def check_sizes(self, rules: Sequence[Rule], labels: int) -> None:
         """Refuse tensors of other sizes than the config asks for, or without fractions."""

@@ -197,6 +197,18 @@ def test_both_names_of_the_output_of_gpt_neox_are_read(tmp_path):
     assert torch.equal(start.tensors()["heads.lm.weight"], new["heads.lm.weight"])
 
 
+def test_an_output_layer_that_is_not_the_table_counts_whatever_the_config_says(tmp_path):
+    publish(tmp_path, "gpt2", "LMHeadModel", tie_word_embeddings=True)
+    path = tmp_path / "model.safetensors"
+    for turned in (False, True):
+        table = load_file(path)["transformer.wte.weight"]
+        output = table.flip(0) if turned else table.clone()
+        save_file({**load_file(path), "lm_head.weight": output}, path)
+        start = open_folder(tmp_path, "init_from")
+        assert start.description.shape.tie_output != turned
+    assert torch.equal(start.tensors()["heads.lm.weight"], output)
+
+
 @pytest.mark.parametrize("family", ["xlm-roberta", "mpnet"])
 def test_tokens_of_unigrams_are_those_of_the_reference(tmp_path, family):
     publish(tmp_path, family)
