@@ -17,6 +17,7 @@ from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modul
 TEXTS = ["Where is Miryar ?", "Who wrote it ?", "", "where is miryar ? " * 90, "Is 漢字 here ?"]
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
 KINDS = ("Transformer", "Pooling", "Normalize")
+NEAR = {"atol": 1e-5, "rtol": 0}
 
 
 def modules(folder, pooling=None, kinds=KINDS, **options):
@@ -76,6 +77,28 @@ def test_vectors_are_those_of_the_reference_in_every_format(bert, table, transfe
         assert np.array_equal(np.array([row["vector"] for row in written], np.float32), array)
     loaded = transfer_cli.load(bert, device="cpu").embed(TEXTS)
     np.testing.assert_allclose(loaded.numpy(), array, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_causal_models_texts_have_the_tokens_and_the_prompt_of_its_folder(tmp_path, family):
+    published.publish(tmp_path, family, **({"vocab_size": 300} if family == "llama" else {}))
+    if family == "llama":  # whose tokenizer puts a token before a text and none behind
+        published.sentence_pieces(tmp_path)
+    modules(tmp_path, {"pooling_mode_lasttoken": True}, KINDS[:2], do_lower_case=True)
+    prompts = {"prompts": {"query": "A query: "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    library, pair = published.reference(), ("Where is it?", "who wrote")
+    tokenizer = library.AutoTokenizer.from_pretrained(tmp_path)
+    model = library.AutoModel.from_pretrained(tmp_path).eval()
+    rows = [tokenizer(f"a query: {text.lower()}", return_tensors="pt") for text in pair]
+    with torch.no_grad():
+        first, second = (model(**row).last_hidden_state[0, -1] for row in rows)
+
+    loaded = transfer_cli.load(tmp_path, device="cpu")
+
+    torch.testing.assert_close(loaded.embed(pair), torch.stack([first, second]), **NEAR)
+    (answer,) = loaded.predict([pair])
+    assert answer["cosine"] == pytest.approx(float(F.cosine_similarity(first, second, dim=0)), 1e-4)
 
 
 def test_the_nearest_pairs_are_those_of_all(monkeypatch):

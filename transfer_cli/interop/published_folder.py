@@ -346,7 +346,11 @@ class _Folder:
             return None
         options = {"pooling": modules.pooling, "normalize": modules.normalize}
         objective = _node("tasks.similarity.contrastive.Contrastive", **options)
-        return _FoundHead((), objective, task=_node("tasks.similarity.task.SimilarityTask"))
+        task = _node(
+            "tasks.similarity.task.SimilarityTask", by_template=self.family.is_causal,
+            prompt=modules.prompt, lowercase=modules.lowercase,
+        )  # fmt: skip
+        return _FoundHead((), objective, task=task)
 
     def _chooser(self, head: PublishedHead) -> _FoundHead | None:
         if not self._is_named(head):
