@@ -80,7 +80,9 @@ def test_vectors_are_those_of_the_reference_in_every_format(bert, table, transfe
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_causal_models_texts_have_the_tokens_and_the_prompt_of_its_folder(tmp_path, family):
+def test_a_causal_models_texts_have_the_tokens_and_the_prompt_of_its_folder(
+    tmp_path, family, transfer
+):
     published.publish(tmp_path, family, **({"vocab_size": 300} if family == "llama" else {}))
     if family == "llama":  # whose tokenizer puts a token before a text and none behind
         published.sentence_pieces(tmp_path)
@@ -99,6 +101,9 @@ def test_a_causal_models_texts_have_the_tokens_and_the_prompt_of_its_folder(tmp_
     torch.testing.assert_close(loaded.embed(pair), torch.stack([first, second]), **NEAR)
     (answer,) = loaded.predict([pair])
     assert answer["cosine"] == pytest.approx(float(F.cosine_similarity(first, second, dim=0)), 1e-4)
+    transfer("export", f"run={tmp_path}", "to=again").ok()
+    again = transfer_cli.load("again", device="cpu")
+    torch.testing.assert_close(again.embed(pair), loaded.embed(pair), **NEAR)
 
 
 def test_the_nearest_pairs_are_those_of_all(monkeypatch):

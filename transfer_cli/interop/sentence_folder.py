@@ -85,7 +85,11 @@ def write_modules(folder: Path, modules: SentenceModules, width: int) -> None:
         (folder / path).mkdir()
     modes = {key: key == mode for key in _POOLINGS if "_mode_" in key}
     dump_json(folder / POOLING / "config.json", {"word_embedding_dimension": width, **modes})
-    dump_json(folder / OPTIONS, {"max_seq_length": modules.length, "do_lower_case": False})
+    options = {"max_seq_length": modules.length, "do_lower_case": modules.lowercase}
+    dump_json(folder / OPTIONS, options)
+    if modules.prompt:
+        named = {"prompts": {"text": modules.prompt}, "default_prompt_name": "text"}
+        dump_json(folder / PROMPTS, named)
     dump_json(folder / MODULES, entries)
 
 
