@@ -154,8 +154,6 @@ def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, 
     ("family", "old", "rotary", "has_window"),
     [
         ("llama", {"rope_theta": 1e6}, Rotary(1e6), [False] * 3),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}},
-         Rotary(scaling=RotaryScaling("linear", 2.0)), [False] * 3),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0},
                    "rope_parameters": {"rope_type": "default", "rope_theta": 1e3}},
          Rotary(scaling=RotaryScaling("linear", 2.0)), [False] * 3),
@@ -200,12 +198,12 @@ def test_both_names_of_the_output_of_gpt_neox_are_read(tmp_path):
 def test_an_output_layer_that_is_not_the_table_counts_whatever_the_config_says(tmp_path):
     publish(tmp_path, "gpt2", "LMHeadModel", tie_word_embeddings=True)
     path = tmp_path / "model.safetensors"
-    for turned in (False, True):
-        table = load_file(path)["transformer.wte.weight"]
-        output = table.flip(0) if turned else table.clone()
-        save_file({**load_file(path), "lm_head.weight": output}, path)
+    tensors = load_file(path)
+    for turned in ((), (0,)):
+        output = tensors["transformer.wte.weight"].flip(turned)
+        save_file({**tensors, "lm_head.weight": output}, path)
         start = open_folder(tmp_path, "init_from")
-        assert start.description.shape.tie_output != turned
+        assert start.description.shape.tie_output != bool(turned)
     assert torch.equal(start.tensors()["heads.lm.weight"], output)
 
 
