@@ -78,6 +78,30 @@ def test_vectors_are_those_of_the_reference_in_every_format(bert, table, transfe
     np.testing.assert_allclose(loaded.numpy(), array, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_causal_texts_have_the_tokens_and_the_prompt_of_the_folder(tmp_path, family, transfer):
+    published.publish(tmp_path, family, **({"vocab_size": 300} if family == "llama" else {}))
+    if family == "llama":  # whose tokenizer puts a token before a text and none behind
+        published.sentence_pieces(tmp_path)
+    modules(tmp_path, {"pooling_mode_lasttoken": True}, KINDS[:2], do_lower_case=True)
+    prompts = {"prompts": {"query": "A query: "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    pair, kinds = ("Where is it?", "who wrote"), (f"Auto{kind}" for kind in ("Tokenizer", "Model"))
+    read, model = (getattr(published.reference(), kind).from_pretrained(tmp_path) for kind in kinds)
+    rows = [read(f"a query: {text.lower()}", return_tensors="pt") for text in pair]
+    with torch.no_grad():
+        expected = torch.stack([model(**row).last_hidden_state[0, -1] for row in rows])
+
+    loaded = transfer_cli.load(tmp_path, device="cpu")
+
+    torch.testing.assert_close(loaded.embed(pair), expected, atol=1e-5, rtol=0)
+    cosine = float(F.cosine_similarity(*expected, dim=0))
+    assert loaded.predict([pair])[0]["cosine"] == pytest.approx(cosine, 1e-4)
+    transfer("export", f"run={tmp_path}", "to=again").ok()
+    again = transfer_cli.load("again", device="cpu").embed(pair)
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=0)
+
+
 def test_the_nearest_pairs_are_those_of_all(monkeypatch):
     monkeypatch.setattr(embed, "_PORTION_ROWS", 3)
     units = F.normalize(torch.randn(11, 4, generator=torch.Generator().manual_seed(1)), dim=1)

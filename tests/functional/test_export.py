@@ -547,11 +547,13 @@ def test_a_file_holds_the_model_and_its_tokenizer(family, models, transfer):
 
 
 @pytest.mark.parametrize(
-    ("family", "parts"), [("bert", ("format", "causal")), ("gpt_neox", ("format", "GPT-NeoX"))]
+    ("family", "part"),
+    [("bert", "causal"), ("gpt_neox", "GPT-NeoX"), ("llama", "activation=gelu in a Llama")],
 )
-def test_what_llama_cpp_would_not_read_is_refused(family, parts, transfer, tmp_path):
-    publish(tmp_path / "model", family, "CausalLM" if family == "gpt_neox" else "MaskedLM")
+def test_what_llama_cpp_would_not_read_is_refused(family, part, transfer, tmp_path):
+    kind = "MaskedLM" if family == "bert" else "CausalLM"
+    publish(tmp_path / "model", family, kind, hidden_act="gelu")
 
-    transfer("export", "run=model", "to=out", "format=gguf").refusal(*parts)
+    transfer("export", "run=model", "to=out", "format=gguf").refusal("format", part)
 
     assert not Path("out").exists()

@@ -118,6 +118,7 @@ def asked(tmp_path, monkeypatch):
     asked = []
 
     def snapshot(repository, *, revision, allow_patterns):
+        assert "spiece.model" in allow_patterns  # a tokenizer of mT5's has nothing else
         asked.append((repository, revision, "pytorch_model.bin" in allow_patterns))
         return str(tmp_path / "cache")
 

@@ -26,6 +26,7 @@ OF_TEXTS = {
     ),
 }
 """Of each: its name elsewhere, the numbers of an answer, and what they are of logits."""
+OF_TEXTS["not named"] = (None, *OF_TEXTS["regression"][1:])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,8 @@ def test_what_is_exported_gives_the_same_answers(transfer, task_run, tmp_path, k
 
 
 @pytest.mark.parametrize(
-    ("kind", "labels"), [("regression", 1), ("multilabel", 1), ("multilabel", 3)]
+    ("kind", "labels"),
+    [("regression", 1), ("not named", 1), ("multilabel", 1), ("multilabel", 3)],
 )
 def test_a_published_model_of_texts_answers_as_its_reference_does(transfer, tmp_path, kind, labels):
     lib = reference()
@@ -89,6 +91,13 @@ def test_a_published_model_of_texts_answers_as_its_reference_does(transfer, tmp_
 
     numbers = numbers_of(json.loads(ended.out))
     assert numbers == pytest.approx(expected[0].tolist(), abs=2e-5)
+
+
+def test_a_published_head_of_several_numbers_is_not_read_as_classes(transfer, tmp_path):
+    options = {"num_labels": 3, "problem_type": "regression"}
+    publish(tmp_path / "published", "bert", "SequenceClassification", **options)
+    (tmp_path / "new.txt").write_text(TEXT[0])
+    transfer("predict", "published", "new.txt").refusal("without the head")
 
 
 # --- numbers -------------------------------------------------------------------------------------

@@ -70,15 +70,19 @@ class SentenceVectors:
         self.width = opened.model.backbone.shape.width * (3 if self.pooling == "concat" else 1)
         self._opened, self._precision = opened, precision
         self._length = min(opened.length, modules.length or opened.length)
-        self._lowercase = modules.lowercase
+        self._modules = modules
+        by_template = getattr(opened.start.task, "by_template", False)
+        self._layout = "template" if by_template else direction_of(opened.model.backbone.shape)
 
     def encode(self, examples: Sequence[Example]) -> Tensor:
         """Return the vectors of texts (or pairs), `[N, D]` in float32 on the CPU."""
-        if self._lowercase:
-            examples = [replace(example, text=example.text.lower()) for example in examples]
+        read, prompt = str.lower if self._modules.lowercase else str, self._modules.prompt
+        examples = [
+            replace(row, text=read(prompt + row.text), pair=row.pair and read(row.pair))
+            for row in examples
+        ]
         model, device = self._opened.model, self._precision.device
-        direction = direction_of(model.backbone.shape)
-        data = encode_texts(examples, self._opened.start.tokenizer, self._length, direction, {})
+        data = encode_texts(examples, self._opened.start.tokenizer, self._length, self._layout, {})
         vectors_ND = torch.empty(len(data), self.width)
         for rows in index_batches(data, data.lengths.argsort(kind="stable"), self.batch):
             view = to_device(with_facts(data.batch(rows)), device)

@@ -5,6 +5,7 @@ direction        one text             two texts
 ===============  ===================  ================================
 causal           A `cls`              A `sep` B `cls`
 others           `cls` A `sep`        `cls` A `sep` B `sep`
+template         as that of the tokenizer says
 ===============  ===================  ================================
 
 Published tokenizers may have two `sep` between texts (RoBERTa), and of causal models a token before
@@ -169,7 +170,7 @@ def encode_texts(
             check_truncation(example, sizes, (cut, second), truncate, left, length)
         rest = [] if example.pair is None else [*between, *other[:second]]
         is_cut.append(sum(sizes) > left)
-        rows.append(array("i", start + text[:cut] + rest + end))
+        rows.append(array("i", start + text[:cut] + rest + end or [tokenizer.cls]))
         firsts.append(len(start) + cut + len(between))
     return EncodedRows(
         examples,
@@ -254,6 +255,9 @@ def have_answers(answers: Sequence[Any], what: str) -> bool:
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:
     """Return the special tokens before and after a text, or two; see the table above."""
+    if direction == "template":
+        before, after = tokenizer.before_text, tokenizer.after_text
+        return [] if before is None else [before], [] if after is None else [after]
     if direction == "causal":
         if tokenizer.begin is not None:
             return [tokenizer.begin], [tokenizer.sep]

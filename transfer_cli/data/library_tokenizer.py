@@ -232,8 +232,9 @@ class LibraryTokenizer(Tokenizer):
             self._pieces[token] = piece
         self.starts_word = _starts_word(self._pieces, self.special, data["model"])
 
-        first, self.begin, self.separators = _template_tokens(data["post_processor"], vocabulary)
-        self.before_text = first
+        ends = _template_tokens(data["post_processor"], vocabulary)
+        self.before_text, self.after_text, self.separators = ends
+        self.begin = self.before_text if self.after_text is None else None
         self.ends_texts = names["sep"] in _ENDS_OF_TEXT
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
@@ -442,7 +443,7 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
 def _template_tokens(
     processor: dict[str, Any] | None, vocabulary: dict[str, int]
 ) -> tuple[int | None, int | None, int]:
-    """Return the token before a text, if none is behind it again, and how many are between two.
+    """Return the token before a text, the one behind it, and how many are between two.
 
     A template says it; without one they are none and one.
     """
@@ -451,7 +452,6 @@ def _template_tokens(
     if template is None:
         return None, None, 1
     first, last = (template["single"][place].get("SpecialToken", {}).get("id") for place in (0, -1))
-    begin = vocabulary.get(first)
     between = 0
     for piece in template["pair"][1:]:
         between += "SpecialToken" in piece
@@ -459,7 +459,7 @@ def _template_tokens(
             break
         if "Sequence" in piece:
             between = 0
-    return begin, begin if last is None else None, max(1, between)
+    return vocabulary.get(first), vocabulary.get(last), max(1, between)
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -37,6 +37,7 @@ class Tokenizer(ABC):
             there is none.
         sentinels: The tokens `<extra_id_0>`, `<extra_id_1>` and so on, as many as there are.
         before_text: The token that stands before each text, whatever is behind it; None: none.
+        after_text: The token that its template puts behind each text; None: none.
         separators: How many `sep` stand between two texts: 1, in RoBERTa 2.
         ends_texts: Whether `sep` is what models of others end a text by, and not a line.
         is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
@@ -55,6 +56,7 @@ class Tokenizer(ABC):
     begin: int | None
     sentinels: tuple[int, ...]
     before_text: int | None
+    after_text: int | None
     separators: int
     ends_texts: bool
     is_byte_level: bool

@@ -4,7 +4,7 @@ Since 2026 `rope_parameters` holds all that is said of angles, for each kind of 
 are two, and `layer_types` the kind of each block. Before, each had keys of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +37,8 @@ class Angles(ConfigPart):
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         older = {today: settings.values.get(key) for key, today in self.older.items()}
         settings = replace(settings, values={**older, **settings.values})
-        angles = _mapping_at(settings, "rope_parameters") or _mapping_at(settings, "rope_scaling")
+        # Of both, transformers takes the older one.
+        angles = _mapping_at(settings, "rope_scaling") or _mapping_at(settings, "rope_parameters")
         return {"rotary": _build_rotary(settings, angles, self.usual_share)}
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
@@ -92,8 +93,7 @@ class TwoKinds(ConfigPart):
             }
             for key, base, kind in zip(self.base_keys, self.defaults, (GLOBAL, LOCAL), strict=True)
         ]
-        if not by_kind:
-            kinds[0] |= _mapping_at(settings, "rope_scaling")
+        kinds[0] |= _mapping_at(settings, "rope_scaling")
         whole, local = (_build_rotary(settings, angles) for angles in kinds)
         if local.scaling is not None:
             raise settings.error("rope_parameters", f"no scaling of {LOCAL}")
@@ -103,18 +103,23 @@ class TwoKinds(ConfigPart):
         every = settings.value(self.every_key, self.usual_every, int)
         start = 0 if self.global_first else every - 1
         order = [block % max(1, every) != start for block in range(depth)]
-        kinds = settings.get("layer_types", [LOCAL if local else GLOBAL for local in order])
-        known = isinstance(kinds, list) and all(kind in (GLOBAL, LOCAL) for kind in kinds)
-        if not known or len(kinds) != depth:
-            raise settings.error("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")
-        whole = [block for block, kind in enumerate(kinds) if kind == GLOBAL]
-        if not whole:
-            return {"global_every": 0, "global_from": 0}
-        first = whole[0]
-        every = whole[1] - first if len(whole) > 1 else depth
-        if whole != [block for block in range(depth) if (block - first) % every == 0]:
-            raise settings.error("layer_types", f"{GLOBAL} at equal distances")
-        return {"global_every": every, "global_from": first}
+        return read_order(settings, [LOCAL if local else GLOBAL for local in order])
+
+
+def read_order(settings: PublishedConfig, usual: Sequence[str]) -> dict[str, int]:
+    """Return which blocks see everything; `usual` is the kind of each where no key says it."""
+    depth, kinds = len(usual), settings.get("layer_types", usual)
+    known = isinstance(kinds, list) and all(kind in (GLOBAL, LOCAL) for kind in kinds)
+    if not known or len(kinds) != depth:
+        raise settings.error("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")
+    whole = [block for block, kind in enumerate(kinds) if kind == GLOBAL]
+    if not whole:
+        return {"global_every": 0, "global_from": 0}
+    first = whole[0]
+    every = whole[1] - first if len(whole) > 1 else depth
+    if whole != [block for block in range(depth) if (block - first) % every == 0]:
+        raise settings.error("layer_types", f"{GLOBAL} at equal distances")
+    return {"global_every": every, "global_from": first}
 
 
 def _build_rotary(

@@ -91,7 +91,8 @@ class Bart(TwoStackFamily):
         return {"position_embedding.weight": skip_rows(2)}
 
     def head_rules(self, shape: BackboneShape) -> Mapping[str, Sequence[Rule]]:
-        return {LANGUAGE_MODEL: [Rule("heads.lm.bias", ("final_logits_bias",), _ROW)]}
+        bias = Rule("heads.lm.bias", ("final_logits_bias",), _ROW)
+        return {LANGUAGE_MODEL: [*super().head_rules(shape)[LANGUAGE_MODEL], bias]}
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         wrong = super().misfits(shape, tokenizer)

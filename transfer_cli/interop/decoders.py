@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.interop.angles import Angles, TwoKinds
+from transfer_cli.interop.angles import LOCAL, Angles, TwoKinds, read_order
 from transfer_cli.interop.family import (
     POSITIONS,
     SIZES,
@@ -238,7 +238,7 @@ class Llama(CausalFamily):
 
 
 class Mistral(Llama):
-    """Mistral, the first version of which has a window in every block."""
+    """Mistral, the first version of which has a window in every block, and Ministral in some."""
 
     name = "Mistral"
     model_type = "mistral"
@@ -250,7 +250,8 @@ class Mistral(Llama):
         if settings.values.get("sliding_window", _MISTRAL_WINDOW) is None:
             return fields
         window = settings.value("sliding_window", _MISTRAL_WINDOW, int)
-        return {**fields, "attention": "window", "window": window}
+        order = read_order(settings, [LOCAL] * fields["depth"])
+        return {**fields, "attention": "window", "window": window, **order}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         window = shape.window if any(shape.has_window) else None

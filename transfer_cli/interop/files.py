@@ -33,8 +33,9 @@ output layer has two names; with a stride of 0, a tensor of gigabytes is one num
 
 _FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
-    "merges.txt", "added_tokens.json", "special_tokens_map.json", "adapter_config.json",
-    "modules.json", "sentence_bert_config.json", "1_Pooling/config.json",
+    "merges.txt", "spiece.model", "added_tokens.json", "special_tokens_map.json",
+    "adapter_config.json", "modules.json", "sentence_bert_config.json", "1_Pooling/config.json",
+    "config_sentence_transformers.json",
     "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
     "chat_template.jinja",
 )  # fmt: skip

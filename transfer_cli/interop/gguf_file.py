@@ -95,6 +95,10 @@ def _checked_target(ours: Ours, family: str | None) -> Target:
         wrong = "angles that are scaled (rope_scaling)"
     if any(shape.has_window) and shape.window < shape.positions:
         wrong = f"a window of {shape.window} tokens"
+    # The file has no key for it: llama.cpp computes that of the architecture.
+    is_gpt2 = target.family.model_type == "gpt2"
+    if shape.activation not in (("gelu", "gelu_tanh") if is_gpt2 else ("silu",)):
+        wrong = wrong or f"activation={shape.activation} in a {target.family.name}"
     if wrong:
         raise ConfigError(f"format: gguf is not written for {wrong}; {other}")
     if shape.activation == "gelu":

@@ -122,6 +122,9 @@ def open_folder(folder: Path, key: str) -> Published:
     if any(name.startswith(family.dotted_prefix) for name in tensors):
         backbone = with_prefix(backbone, family.dotted_prefix)
     there.check_blocks(backbone)
+    if shape.tie_output and there.has_other_output(backbone):
+        shape = replace(shape, tie_output=False)
+        there = replace(there, shape=shape)
     trained = there.find_head()
     rules = (*backbone, *trained.rules)
     there.check_sizes(rules, len(trained.labels))
@@ -230,6 +233,16 @@ class _Folder:
                 "is of another model"
             )
 
+    def has_other_output(self, rules: Sequence[Rule]) -> bool:
+        """Return whether an output layer there is not the table of tokens, whatever a key says."""
+        head = self.family.heads(replace(self.shape, tie_output=False)).get(LANGUAGE_MODEL)
+        both = [*rules, *(head.rules if head else ())]
+        names = [rule.theirs[0] for rule in both if rule.ours in TOKEN_TABLES[:2]]
+        if len(names) < 2 or names[1] not in self.found:
+            return False
+        tensors = files.read_tensors(self.settings.path.parent, self.family.synonyms)
+        return not torch.equal(*(tensors[name].float() for name in names))
+
     def check_sizes(self, rules: Sequence[Rule], labels: int) -> None:
         """Refuse tensors of other sizes than the config asks for, or without fractions."""
         shape, vocabulary = self.shape, self.settings.value("vocab_size", None, int)
@@ -333,7 +346,11 @@ class _Folder:
             return None
         options = {"pooling": modules.pooling, "normalize": modules.normalize}
         objective = _node("tasks.similarity.contrastive.Contrastive", **options)
-        return _FoundHead((), objective, task=_node("tasks.similarity.task.SimilarityTask"))
+        task = _node(
+            "tasks.similarity.task.SimilarityTask", by_template=self.family.is_causal,
+            prompt=modules.prompt, lowercase=modules.lowercase,
+        )  # fmt: skip
+        return _FoundHead((), objective, task=task)
 
     def _chooser(self, head: PublishedHead) -> _FoundHead | None:
         if not self._is_named(head):
@@ -357,10 +374,14 @@ class _Folder:
             objective = _node("tasks.multilabel.Multilabel", **pooling)
             task = _node("tasks.multilabel.MultilabelTask")
             return _FoundHead(head.rules, objective, labels, task)
-        if len(labels) > 1:
+        if len(labels) > 1 and problem != "regression":
             objective = _node("objectives.classification.Classification", **pooling)
             return _FoundHead(head.rules, objective, labels)
-        if problem == "regression":
+        if len(labels) > 1:
+            log.warning("%s: dropped its classifier, since problem_type is regression and it gives "
+                        "%d numbers, not one", self.settings.path, len(labels))  # fmt: skip
+            return None
+        if problem == "regression" or (problem is None and known):
             objective = _node("tasks.regression.Regression", standardise=False, **pooling)
             task = _node("tasks.regression.RegressionTask")
             return _FoundHead(head.rules, objective, task=task)

@@ -11,6 +11,7 @@ from transfer_cli.model.pooling import Pooling
 from transfer_cli.safe_files import STRICT_JSON, UnreadableError, read_json, read_text
 
 MODULES, OPTIONS, POOLING = "modules.json", "sentence_bert_config.json", "1_Pooling"
+PROMPTS = "config_sentence_transformers.json"
 
 _POOLINGS: Mapping[str, Pooling] = {
     "pooling_mode_cls_token": "cls_first", "pooling_mode_mean_tokens": "mean",
@@ -28,12 +29,14 @@ class SentenceModules:
         normalize: Whether vectors are divided by their length.
         length: How many tokens of a text are read; None: as the tokenizer says.
         lowercase: Whether texts are lower-cased before the tokenizer has them.
+        prompt: What stands before each text.
     """
 
     pooling: Pooling
     normalize: bool
     length: int | None
     lowercase: bool = False
+    prompt: str = ""
 
 
 def sentence_modules(folder: Path) -> SentenceModules | None:
@@ -54,12 +57,13 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
     if others:
         _refuse(folder / MODULES, list_names(sorted(others)))
     options = _read_object(folder / OPTIONS)
-    length = options.get("max_seq_length")
+    length, prompt = options.get("max_seq_length"), _read_prompt(folder / PROMPTS)
     return SentenceModules(
-        _read_pooling(folder / POOLING / "config.json"),
+        _read_pooling(folder / POOLING / "config.json", prompt),
         "Normalize" in kinds,
         length if type(length) is int and length > 0 else None,
         options.get("do_lower_case") is True,
+        prompt,
     )
 
 
@@ -81,12 +85,26 @@ def write_modules(folder: Path, modules: SentenceModules, width: int) -> None:
         (folder / path).mkdir()
     modes = {key: key == mode for key in _POOLINGS if "_mode_" in key}
     dump_json(folder / POOLING / "config.json", {"word_embedding_dimension": width, **modes})
-    dump_json(folder / OPTIONS, {"max_seq_length": modules.length, "do_lower_case": False})
+    options = {"max_seq_length": modules.length, "do_lower_case": modules.lowercase}
+    dump_json(folder / OPTIONS, options)
+    if modules.prompt:
+        named = {"prompts": {"text": modules.prompt}, "default_prompt_name": "text"}
+        dump_json(folder / PROMPTS, named)
     dump_json(folder / MODULES, entries)
 
 
-def _read_pooling(file: Path) -> Pooling:
+def _read_prompt(file: Path) -> str:
     options = _read_object(file)
+    prompts = options.get("prompts")
+    known = prompts if isinstance(prompts, Mapping) else {}
+    prompt = known.get(str(options.get("default_prompt_name")))
+    return prompt if isinstance(prompt, str) else ""
+
+
+def _read_pooling(file: Path, prompt: str) -> Pooling:
+    options = _read_object(file)
+    if prompt and options.get("include_prompt") is False:
+        _refuse(file, "pooling without the prompt (include_prompt)")
     modes = options.get("pooling_mode")
     if modes is None:
         modes = [key for key, value in options.items() if value is True and "_mode_" in key]

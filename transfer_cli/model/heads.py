@@ -15,11 +15,7 @@ from transfer_cli.model.block import ACTIVATIONS
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.pooling import Pooling
-from transfer_cli.model.vocabulary_loss import (
-    summed_copy_loss,
-    summed_cross_entropy,
-    summed_divergence,
-)
+from transfer_cli.model.vocabulary_loss import summed_cross_entropy
 
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu, "gelu_norm": F.gelu,
@@ -67,37 +63,14 @@ class LanguageModelHead(nn.Module):
 
         For `on_logits` see `vocabulary_loss.summed_cross_entropy`.
         """
-        output = self._linear_inputs(hidden_ND, embedding_VD)
+        output = self.linear_inputs(hidden_ND, embedding_VD)
         return summed_cross_entropy(*output, target_N, compiled=self.compiled, on_logits=on_logits)
-
-    def summed_copy_loss(
-        self,
-        hidden_ND: Tensor,
-        embedding_VD: Tensor,
-        gate_N: Tensor,
-        target_N: Tensor,
-        is_read_N: Tensor,
-    ) -> Tensor:
-        """Return the loss of a head that may copy (`vocabulary_loss`), summed over rows."""
-        output = self._linear_inputs(hidden_ND, embedding_VD)
-        return summed_copy_loss(*output, gate_N, target_N, is_read_N)
-
-    def summed_divergence(
-        self,
-        hidden_ND: Tensor,
-        embedding_VD: Tensor,
-        teacher_logits: Callable[[slice], Tensor],
-        temperature: float,
-    ) -> Tensor:
-        """Return the divergence from a teacher (`vocabulary_loss`), summed over rows."""
-        output = self._linear_inputs(hidden_ND, embedding_VD)
-        return summed_divergence(*output, teacher_logits, temperature)
 
     def forward(self, hidden_ND: Tensor, embedding_VD: Tensor) -> Tensor:
         """Return logits `[N, V]`."""
-        return F.linear(*self._linear_inputs(hidden_ND, embedding_VD))
+        return F.linear(*self.linear_inputs(hidden_ND, embedding_VD))
 
-    def _linear_inputs(
+    def linear_inputs(
         self, hidden_ND: Tensor, embedding_VD: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what the matrix multiplies, the matrix and the bias."""

@@ -26,7 +26,7 @@ def prune_heads(backbone: Backbone, heads: Mapping[int, Set[int]]) -> None:
         f"key_value_heads={shape.kv_heads}": shape.kv_heads < shape.heads,
         f"attention={shape.attention}": shape.is_sparse,
         f"position_kind={shape.position_kind}": shape.position_kind
-        in ("relative", "relative_bias"),
+        in ("relative", "relative_bias", "bias"),
     }
     if any(wrong.values()):
         names = ", ".join(name for name, is_wrong in wrong.items() if is_wrong)

@@ -30,6 +30,7 @@ from transfer_cli.model.borrowing import borrowing_model, narrowed_shape
 from transfer_cli.model.heads import LanguageModelHead, TokenDiscriminator
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.vocabulary_loss import summed_copy_loss
 from transfer_cli.objectives.base import Encoding, ModelPart, Objective, TaskInfo
 from transfer_cli.objectives.language_model import (
     HEAD,
@@ -315,7 +316,9 @@ class ReplacedTokens(Objective):
         if self.mode == "replace":
             return head.summed_loss(top_ND, table_VD, original_N)
         gate_N = model.heads[COPY](top_ND).squeeze(-1)
-        return head.summed_copy_loss(top_ND, table_VD, gate_N, original_N, is_read_N)
+        return summed_copy_loss(
+            *head.linear_inputs(top_ND, table_VD), gate_N, original_N, is_read_N
+        )
 
 
 def binary_entropy(share: float) -> float:

@@ -21,6 +21,7 @@ from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.vocabulary_loss import summed_divergence
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
 from transfer_cli.objectives.language_model import (
     HEAD,
@@ -268,12 +269,9 @@ class DistilLM(WithTeachers):
             ]
             return each[0] if len(each) == 1 else log_mean_softmax(each)
 
-        return language_model_head(model).summed_divergence(
-            select_rows(student, rows_N),
-            model.backbone.token_embedding.weight,
-            logits,
-            self.temperature,
-        )
+        table_VD = model.backbone.token_embedding.weight
+        output = language_model_head(model).linear_inputs(select_rows(student, rows_N), table_VD)
+        return summed_divergence(*output, logits, self.temperature)
 
 
 @dataclass(eq=False, repr=False)

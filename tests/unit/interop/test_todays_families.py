@@ -154,8 +154,11 @@ def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, 
     ("family", "old", "rotary", "has_window"),
     [
         ("llama", {"rope_theta": 1e6}, Rotary(1e6), [False] * 3),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0},
+                   "rope_parameters": {"rope_type": "default", "rope_theta": 1e3}},
          Rotary(scaling=RotaryScaling("linear", 2.0)), [False] * 3),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+         Rotary(), [False, True, False]),
         ("llama", {"rope_theta": 5e5, "rope_scaling": OLD_LLAMA3},
          Rotary(5e5, scaling=RotaryScaling("llama3", 8.0, 20, 1.0, 4.0)), [False] * 3),
         ("gemma3_text", OLD_GEMMA3,
@@ -190,6 +193,18 @@ def test_both_names_of_the_output_of_gpt_neox_are_read(tmp_path):
     assert start.dropped == ("gpt_neox.layers.0.attention.masked_bias",)
     assert start.tensors().keys() == new.keys()
     assert torch.equal(start.tensors()["heads.lm.weight"], new["heads.lm.weight"])
+
+
+def test_an_output_layer_that_is_not_the_table_counts_whatever_the_config_says(tmp_path):
+    publish(tmp_path, "gpt2", "LMHeadModel", tie_word_embeddings=True)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for turned in ((), (0,)):
+        output = tensors["transformer.wte.weight"].flip(turned)
+        save_file({**tensors, "lm_head.weight": output}, path)
+        start = open_folder(tmp_path, "init_from")
+        assert start.description.shape.tie_output != bool(turned)
+    assert torch.equal(start.tensors()["heads.lm.weight"], output)
 
 
 @pytest.mark.parametrize("family", ["xlm-roberta", "mpnet"])

@@ -39,8 +39,11 @@ def test_states_are_those_with_heads_that_give_nothing(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", [{"share": "all"}, {"key_value_heads": 1}, {"position_kind": "relative_bias"}], ids=str
-)
+    "kind",
+    [{"share": "all"}, {"key_value_heads": 1}, {"position_kind": "relative_bias"},
+     {"position_kind": "bias"}],
+    ids=str,
+)  # fmt: skip
 def test_heads_that_others_need_are_refused(kind):
     with pytest.raises(ConfigError, match=r"^prune: "):
         prune_heads(tiny.backbone(**kind), GONE)

@@ -203,7 +203,11 @@ def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str
     written = write_folder(ours, folder, config.family or own_family)
     target, objective = written.target, bound_objective(start)
     if config.head and isinstance(objective, Contrastive):
-        modules = SentenceModules(objective.vector_pooling, bool(objective.normalize), ours.length)
+        task: Any = start.task
+        modules = SentenceModules(
+            objective.vector_pooling, bool(objective.normalize), ours.length, task.lowercase,
+            task.prompt,
+        )  # fmt: skip
         write_modules(folder, modules, ours.shape.width)
     card = Card(
         f"{target.family.name} ({target.architecture})", target.pipeline, target.architecture,

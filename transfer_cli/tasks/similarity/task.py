@@ -60,6 +60,9 @@ class SimilarityTask(Task):
         scored: Whether training examples have scores; else their pairs belong together.
         highest: What scores are divided by to be cosines: the largest one, at least 1.
         sizes: How many of a vector's first numbers are measured alone, too (Matryoshka).
+        by_template: Whether the template of a published tokenizer says what is around a text.
+        prompt: What stands before each text.
+        lowercase: Whether both are lower-cased.
     """
 
     name, objective, head, example = "similarity", "contrastive", "vector", PairExample
@@ -70,6 +73,9 @@ class SimilarityTask(Task):
     scored: bool = field(default=False, compare=False)
     highest: float = field(default=1.0, compare=False)
     sizes: tuple[int, ...] = field(default=(), compare=False)
+    by_template: bool = field(default=False, compare=False)
+    prompt: str = field(default="", compare=False)
+    lowercase: bool = field(default=False, compare=False)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> PairExample:
         if pair is None:
@@ -109,7 +115,10 @@ class SimilarityTask(Task):
         direction: Direction,
     ) -> EncodedGroups:
         """See `Task`; `texts` `[N, K]` has equal numbers for texts that are not told apart."""
-        texts = [Example(text) for example in examples for text in example.texts]
+        read = str.lower if self.lowercase else str
+        texts = [
+            Example(read(self.prompt + text)) for example in examples for text in example.texts
+        ]
         numbers: dict[str, int] = {}
         most = max(len(example.texts) for example in examples)
         number_NK: Any = np.full((len(examples), most), NO_TEXT)
@@ -124,7 +133,9 @@ class SimilarityTask(Task):
             known = {"value": [float(value or 0) / highest for value in values]}
         return EncodedGroups(
             examples,
-            encode_texts(texts, tokenizer, length, direction, {}),
+            encode_texts(
+                texts, tokenizer, length, "template" if self.by_template else direction, {}
+            ),
             [len(example.texts) for example in examples],
             tokenizer.pad,
             {"texts": number_NK, **known},
