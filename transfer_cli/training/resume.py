@@ -153,7 +153,7 @@ def _begin_elsewhere(run: TrainingRun, stages: Mapping[str, Any], total: int) ->
     spans = plan.adaptation.plan_stages(plan.network.groups, total, epoch)
     longer = Stages(run.step.model, spans, frozen_eval=False)
     longer.load_ends(stages)
-    return [span.begin for span in longer.spans] != stages["begins"]
+    return bool([span.begin for span in longer.spans] != stages["begins"])
 
 
 def course_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
@@ -187,9 +187,9 @@ def course_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
 
     config, mixed = blueprint.config, ""
     mixing, then = build(config.mixing, "mixing", MixingConfig), replace(now, steps=planned)
-    before = sizes_of(blueprint.data.drawn_counts, then, mixing, config.seed).mixture
-    drawn = (before, sizes.mixture) if before and sizes.mixture else ()
-    if len({tuple(map(mixture.draw, range(step))) for mixture in drawn}) > 1:
+    as_planned = sizes_of(blueprint.data.drawn_counts, then, mixing, config.seed)
+    mixtures = [of.mixture for of in (as_planned, sizes) if of.mixture is not None]
+    if len({tuple(map(mixture.draw, range(step))) for mixture in mixtures}) > 1:
         mixed = "; mixing follows from the length: some examples come again, some are left out"
     return (
         f"planned for {planned:,} steps and now for {total:,}: the rate, "
