@@ -252,14 +252,7 @@ class TrainStep:
             norm = self._update(total, step, micro_batches, closure)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
-        return StepReport(
-            losses=losses,
-            total=total,
-            gradient_norm=norm,
-            skipped=skipped,
-            tokens=tokens,
-            examples=examples,
-        )
+        return StepReport(losses, total, norm, skipped, tokens, examples)
 
     @property
     def waited(self) -> float | None:
@@ -337,10 +330,9 @@ class TrainStep:
 
     def _needs_output_gradients(self, ready: Sequence[Mapping[str, Batch]]) -> bool:
         """Return whether the main loss compares examples that do not pass at once, here."""
-        main = self.losses[0]
+        main, is_alone = self.losses[0], distributed.world_size() == 1
         passes = sum(main.name in views for views in ready)
-        is_cut = passes > 1 or (passes == 1 and distributed.world_size() > 1)
-        return bool(main.objective.compares) and is_cut
+        return bool(main.objective.compares) and passes > (1 if is_alone else 0)
 
     def _seed_dropout(self, step: int, *passes: int) -> None:
         """Seed torch's own generators from the seed and the step, perhaps anew for each pass.
