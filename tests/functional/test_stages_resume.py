@@ -238,8 +238,10 @@ def test_stages_that_are_shares_of_a_run_are_not_said_to_have_been_others(transf
     words = adapting("gradual_unfreezing", "schedule=constant", "checkpoint.keep=0")
     transfer("finetune", *words, "run.dir=run").ok()
 
+    over = transfer("finetune", "resume=run")
     ended = transfer("finetune", "resume=run", "loop.steps=16")
 
+    assert "shares of its length; to go on, start a new run with init_from" in over.err
     # A longer run would have had its stages elsewhere. Either that is refused, or what is written
     # down is what happened.
     if ended.code == 2:

@@ -110,11 +110,14 @@ def test_a_batch_of_a_stream_in_portions_is_the_same_step(transfer, deep_words, 
     assert all(np.allclose(one[name], other[name], atol=1e-5) for name in one)
 
 
-def test_annealed_sampling_ends_nearer_to_equal_parts(run, drawn):
-    ended = run("multitask", "mixing.anneal=true", "loop.steps=null", "loop.epochs=2")
+def test_annealed_sampling_ends_nearer_to_equal_parts(run, drawn, transfer):
+    words = ("mixing.anneal=true", "mixing.target_only=4 steps", "loop.steps=null")
+    ended = run("multitask", *words, "loop.epochs=2")
 
     assert {name for name, _ in drawn} == {"main", "second"}
     assert re.search(rf"steps +{len(drawn)} of 8 sequences", ended.err)
+    longer = transfer("plan", "finetune", "resume=run", "loop.epochs=4").ok().out
+    assert "mixing follows from the length: some examples come again" in " ".join(longer.split())
 
 
 # --- two tasks ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import RequestedLoss
 from transfer_cli.assembly.model import block_length
 from transfer_cli.config.literal import path_override
-from transfer_cli.config.schema import LoopConfig
+from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError
@@ -265,12 +265,12 @@ def checked_block_length(
 
 
 def check_time_limit(
-    loop: LoopConfig, stage_plans: Sequence[StagePlan], target_only: str | None
+    loop: LoopConfig, stage_plans: Sequence[StagePlan], mixing: MixingConfig
 ) -> None:
     """Refuse `loop.minutes` where parts of the run begin at steps that it might not reach."""
     counted = f"adaptation.plan has {len(stage_plans)} stages" if len(stage_plans) > 1 else ""
-    if target_only is not None:
-        counted = "mixing.target_only is"
+    if mixing.target_only is not None or mixing.anneal:
+        counted = f"mixing.{'anneal' if mixing.target_only is None else 'target_only'} is"
     if counted and loop.minutes is not None:
         raise ConfigError(
             f"loop.minutes: {counted} counted in steps, which time may cut off; leave "

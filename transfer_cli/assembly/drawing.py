@@ -44,7 +44,7 @@ from transfer_cli.assembly.model import apply_edits, build_model, edit_nodes
 from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_teachers, open_teachers
-from transfer_cli.config.build import TARGET, build
+from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.check_training import base_lr, check_init_from
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flat import flat_items
@@ -148,7 +148,7 @@ def draw_blueprint(
     )
     course = _build_course(
         config.optimizer.lr, build(config.schedule, "schedule", Schedule), loop,
-        mixing.target_only, sizes, network, adaptation,
+        mixing, sizes, network, adaptation,
     )  # fmt: skip
     decided = _finalize_options(network, course)
     # For what it refuses: a run asks again once its parameters are where they will stay.
@@ -160,7 +160,7 @@ def draw_blueprint(
     plan = Blueprint(
         config, adaptation, start, data, network, course, objective, precision, sharded, kernels
     )
-    _check_solver(plan)
+    _check_optimizer(plan)
     return plan
 
 
@@ -250,7 +250,7 @@ def _bound_losses(
 
 
 def _build_course(
-    base: float, schedule: Schedule, loop: LoopConfig, target_only: str | None, sizes: Sizes,
+    base: float, schedule: Schedule, loop: LoopConfig, mixing: MixingConfig, sizes: Sizes,
     network: Network, adaptation: Adaptation,
 ) -> Course:  # fmt: skip
     lr_scheduler = LRScheduler(
@@ -260,7 +260,7 @@ def _build_course(
     if loop.monitor != "auto":
         monitor = require_metric(loop.monitor, network.metrics, "loop.monitor")
     stages = adaptation.plan_stages(network.groups, sizes.total_steps, sizes.steps_per_epoch)
-    checks.check_time_limit(loop, stages, target_only)
+    checks.check_time_limit(loop, stages, mixing)
     if network.report is not None:
         check_fresh(network.fresh, stages)
     return Course(loop, sizes, lr_scheduler, stages, monitor)
@@ -282,8 +282,12 @@ def _lengths_vary(shape: BackboneShape, data: RunData) -> bool:
     return not is_text or carries_memory(shape, data)
 
 
-def _check_solver(plan: Blueprint) -> None:
-    """Refuse an optimizer that solves where the loss is another at each evaluation."""
+def _check_optimizer(plan: Blueprint) -> None:
+    """Refuse one of sparse gradients, or that solves where each evaluation has another loss."""
+    if issubclass(class_of(plan.config.optimizer, "optimizer"), torch.optim.SparseAdam):
+        raise ConfigError(
+            "optimizer: SparseAdam takes sparse gradients, and there are none; take optimizer=adamw"
+        )
     if not is_solver(plan.config.optimizer):
         return
     count, strengths = plan.data.counts["main"], plan.config.optimizer.get("weight_decay")

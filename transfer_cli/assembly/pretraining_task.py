@@ -92,6 +92,12 @@ class PretrainingSource:
                 f"init_from: {type(objective).__name__} is no language-model objective, so there "
                 "is no pretraining to go back to"
             )
+        if objective.direction not in (None, self.shape.direction):
+            raise ConfigError(
+                f"init_from: {self.start.weights} goes on as an {self.shape.direction} model, and "
+                f"was pretrained as a {objective.direction} one, so there is no pretraining to go "
+                "back to; take adaptation/penalty=l2_sp in place of ewc, and no forgetting.data"
+            )
         objective.setup(TaskInfo(self.start.tokenizer))
         return objective
 

@@ -43,7 +43,7 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import available_cores
 from transfer_cli.sweeps.processes import duration_text
 from transfer_cli.terminal import print_out
-from transfer_cli.training.resume import rate_change_text
+from transfer_cli.training.resume import course_change_text
 
 if TYPE_CHECKING:
     from transfer_cli.assembly.run import TrainingRun
@@ -105,7 +105,7 @@ def plan(config: DictConfig, command: str) -> None:
         print_out(named_line(entry.key, str(entry)))
     for warning in advice(blueprint):
         print_out(named_line("warning", warning))
-    if resumed is not None and (course := rate_change_text(resumed, blueprint)):
+    if resumed is not None and (course := course_change_text(resumed, blueprint)):
         print_out(named_line("resume", course))
     of_weights = sum(
         size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES_PREFIX)

@@ -46,7 +46,7 @@ class LoopConfig:
     cuda_graphs: bool | str = "auto"
     """true: launch a compiled pass at once; auto: where a step is one, always alike; or false."""
     clip: float | None = 1.0
-    """Largest global gradient norm; none: no clipping."""
+    """Largest global gradient norm; none: no clipping, as always with L-BFGS."""
     evaluate_every: str = "1 epoch"
     """How often validation is measured: "200 steps" or "1 epoch"."""
     log_every: int = 10

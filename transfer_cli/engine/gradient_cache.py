@@ -23,15 +23,12 @@ class Comparing(Protocol):
     @property
     def compares(self) -> tuple[str, ...]:
         """The keys of a batch by which it does."""
-        ...
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return what is compared of each example, `[B, ...]`."""
-        ...
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each of all examples of a step, `[N]`."""
-        ...
 
 
 def add_output_gradients(

@@ -4,7 +4,7 @@ Torch's `load_state_dict` only compares numbers of groups and parameters. Averag
 or of another optimizer, would fail in the first step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
     if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in ours]:
         raise ValueError("its optimizer has other parameters")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not _has_all_averages(optimizer, saved["state"]):
+    if not _has_all_averages(optimizer, parameters, saved["state"]):
         raise ValueError("its optimizer lacks something of some parameters")
     for number, averages in saved["state"].items():
         for name, value in averages.items():
@@ -34,16 +34,20 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
     return {"state": saved["state"], "param_groups": ours}
 
 
-def _has_all_averages(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
+def _has_all_averages(
+    optimizer: Optimizer, parameters: Sequence[Tensor], state: Mapping[int, Mapping[str, Any]]
+) -> bool:
     """Return whether each parameter with averages has all of them.
 
-    An optimizer whose averages differ between parameters lists them in `averages()`.
+    An optimizer may keep others of matrices than of vectors (Adafactor). One whose averages differ
+    otherwise lists them in `averages()`.
     """
     noted = {number: set(averages) for number, averages in state.items() if averages}
     if hasattr(optimizer, "averages"):
         names = optimizer.averages()
         return all(own_names == names[number] for number, own_names in noted.items())
-    return len({frozenset(own_names) for own_names in noted.values()}) <= 1
+    kinds = {(parameters[n].ndim > 1, frozenset(own_names)) for n, own_names in noted.items()}
+    return len(kinds) == len({is_matrix for is_matrix, _ in kinds})
 
 
 def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:

@@ -222,10 +222,10 @@ class TrainStep:
         self._seed_dropout(step)
         if self._memories is not None:
             self._memories.begin(step)
-        for loss in self.losses:
-            loss.objective.on_step(step / self.lr_scheduler.total)
-        ready = [self._prepare(micro, step) for micro in micro_batches]
         position = schedule_position(step, self.lr_scheduler.total, self.time_used)
+        for loss in self.losses:
+            loss.objective.on_step(position / self.lr_scheduler.total)
+        ready = [self._prepare(micro, step) for micro in micro_batches]
         weights = self._term_weights(int(position))
         divisors, tokens, examples = self._sum_divisors(ready, micro_batches, weights)
 
@@ -252,14 +252,7 @@ class TrainStep:
             norm = self._update(total, step, micro_batches, closure)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
-        return StepReport(
-            losses=losses,
-            total=total,
-            gradient_norm=norm,
-            skipped=skipped,
-            tokens=tokens,
-            examples=examples,
-        )
+        return StepReport(losses, total, norm, skipped, tokens, examples)
 
     @property
     def waited(self) -> float | None:
@@ -283,7 +276,8 @@ class TrainStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where `state_dict` left off."""
         self.optimizer.load_state_dict(checked_state(self.optimizer, state["optimizer"]))
-        self._scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # that of another precision than fp16 has none
+            self._scaler.load_state_dict(state["scaler"])
         self.stages.load_state_dict(state["stages"])
         self._skipped.in_a_row = int(state["bad_steps"])
         if self._memories is not None:
@@ -322,22 +316,23 @@ class TrainStep:
         def outputs_of(model: TransferModel, view: Batch) -> dict[str, Tensor]:
             return {"outputs": objective.outputs(model, view, Encoding(model, view))}
 
-        for number, views in enumerate(ready):
+        # Others hold streams that join with more examples.
+        of_main = {n: views[main.name] for n, views in enumerate(ready) if main.name in views}
+        for number, host_view in of_main.items():
             self._seed_dropout(step, number)
-            view = to_device(self._add_facts(views[main.name]), device)
+            view = to_device(self._add_facts(host_view), device)
             with self._forward.accumulating(last=False), self._precision.context(), torch.no_grad():
                 outputs.append(self._forward(partial(outputs_of, view=view))["outputs"])
-        counted = [not isinstance(micro[main.stream], IdleBatch) for micro in micro_batches]
-        main_views = add_output_gradients(
-            objective, [views[main.name] for views in ready], outputs, counted
-        )
-        return [{**views, main.name: view} for views, view in zip(ready, main_views, strict=True)]
+        counted = [not isinstance(micro_batches[n][main.stream], IdleBatch) for n in of_main]
+        added = add_output_gradients(objective, [*of_main.values()], outputs, counted)
+        with_gradients = {n: {main.name: view} for n, view in zip(of_main, added, strict=True)}
+        return [{**views, **with_gradients.get(n, {})} for n, views in enumerate(ready)]
 
     def _needs_output_gradients(self, ready: Sequence[Mapping[str, Batch]]) -> bool:
         """Return whether the main loss compares examples that do not pass at once, here."""
-        main, is_whole = self.losses[0], len(ready) == 1 and distributed.world_size() == 1
-        is_there = all(main.name in views for views in ready)
-        return bool(main.objective.compares) and is_there and not is_whole
+        main, is_alone = self.losses[0], distributed.world_size() == 1
+        passes = sum(main.name in views for views in ready)
+        return bool(main.objective.compares) and passes > (1 if is_alone else 0)
 
     def _seed_dropout(self, step: int, *passes: int) -> None:
         """Seed torch's own generators from the seed and the step, perhaps anew for each pass.
@@ -468,13 +463,14 @@ class TrainStep:
 
         `closure` computes loss and gradient anew, for an optimizer that asks for it.
         """
-        self._scaler.unscale_(self.optimizer)
         moving = {n: p for n, p in self._parameters.items() if p.grad is not None}
+        if not moving:  # no loss has a target
+            return torch.zeros((), device=self._precision.device)
+        self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in moving.values() if p.grad is not None]
-        norms = dict(zip(moving, torch._foreach_norm(gradients), strict=True)) if moving else {}
+        norms = dict(zip(moving, torch._foreach_norm(gradients), strict=True))
         # As torch's `get_total_norm`, which takes the norm of each once more.
-        zero = torch.zeros((), device=self._precision.device)
-        own_norm = torch.linalg.vector_norm(torch.stack([*norms.values()] or [zero]))
+        own_norm = torch.linalg.vector_norm(torch.stack([*norms.values()]))
         norm = distributed.full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
         self._skipped.note(NotedStep(step, HostCopy(finite), norms, micro_batches))

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,17 +10,18 @@ from typing import Any
 import torch
 
 from transfer_cli.assembly.blueprint import Blueprint
-from transfer_cli.assembly.drawing import total_steps_of
+from transfer_cli.assembly.drawing import sizes_of, total_steps_of
 from transfer_cli.assembly.init_from import verify_model
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.build import build
-from transfer_cli.config.schema import LoopConfig
+from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.earlier_runs import DROPOUT_DRAWN_OTHERWISE, upgrade_state
 from transfer_cli.engine import distributed
 from transfer_cli.engine.loop import Progress
 from transfer_cli.engine.metrics_logger import rewind
+from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import CheckpointError, FinishedError, RunError, between
 from transfer_cli.model.weights import DESCRIPTION, read_description
 from transfer_cli.runs import checkpoint
@@ -122,9 +123,12 @@ def restore(
         more = [] if progress.step < total else [f"loop.{name}={2 * length:.12g}"]
         more += [] if loop.minutes is None else [f"loop.minutes={2 * loop.minutes:g}"]
         more += [] if loop.patience is None else ["loop.patience=null"]
+        stages, anew = state["step"]["stages"], "; to go on, start a new run with init_from"
         cure = f"to go on, give it more, for example {' '.join(more)}"
         if run.step.stages.is_exhausted:
-            cure = "its last stage ran out of patience; to go on, start a new run with init_from"
+            cure = f"its last stage ran out of patience{anew}"
+        elif progress.step >= total and _begin_elsewhere(run, stages, 2 * progress.step):
+            cure = f"its stages are shares of its length{anew}"
         raise FinishedError(
             f"resume: {directory.path} is finished after {progress.step} steps; {cure}"
         )
@@ -137,17 +141,27 @@ def restore(
             else:
                 checkpoint.restore_best(newest, directory.best, progress.best_step)
             rewind(directory, state["records"])
-        if course := rate_change_text(directory, run.blueprint):
+        if course := course_change_text(directory, run.blueprint):
             log.info("resume: %s", course)
     log.info("going on after step %d", progress.step)
     return progress.seconds
 
 
-def rate_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
-    """Return what the rate will do in a run that goes on with other steps than it was planned for.
+def _begin_elsewhere(run: TrainingRun, stages: Mapping[str, Any], total: int) -> bool:
+    """Return whether these stages would have begun at other steps of a run of `total`."""
+    plan, epoch = run.blueprint, run.blueprint.course.sizes.steps_per_epoch
+    spans = plan.adaptation.plan_stages(plan.network.groups, total, epoch)
+    longer = Stages(run.step.model, spans, frozen_eval=False)
+    longer.load_ends(stages)
+    return bool([span.begin for span in longer.spans] != stages["begins"])
+
+
+def course_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
+    """Return what changes in a run that goes on with other steps than it was planned for.
 
     "" where there is nothing to say: no step was taken, or there are as many as before. A schedule
-    is a function of the step and of how many there are, so the rate may jump.
+    is a function of the step and of how many there are, so the rate may jump. So may a mixture be:
+    it then has other examples behind it than were seen.
     """
     taken = [checkpoint.step_of(folder) for folder in checkpoint.find_all(directory.checkpoints)]
     step, sizes = max(taken, default=0), blueprint.course.sizes
@@ -171,10 +185,16 @@ def rate_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
         scheduler = replace(blueprint.course.lr_scheduler, total=steps)
         return scheduler.get_lr(number, begin=stage.begin, end=stage.end, factor=stage.rate)
 
+    config, mixed = blueprint.config, ""
+    mixing, then = build(config.mixing, "mixing", MixingConfig), replace(now, steps=planned)
+    as_planned = sizes_of(blueprint.data.drawn_counts, then, mixing, config.seed)
+    mixtures = [of.mixture for of in (as_planned, sizes) if of.mixture is not None]
+    if len({tuple(map(mixture.draw, range(step))) for mixture in mixtures}) > 1:
+        mixed = "; mixing follows from the length: some examples come again, some are left out"
     return (
         f"planned for {planned:,} steps and now for {total:,}: the rate, "
         f"{rate_at(step - 1, planned):.3g} in step {step:,}, is {rate_at(step, total):.3g} in step "
-        f"{step + 1:,} and {rate_at(total - 1, total):.3g} in the last"
+        f"{step + 1:,} and {rate_at(total - 1, total):.3g} in the last{mixed}"
     )
 
 

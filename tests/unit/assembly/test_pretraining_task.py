@@ -1,5 +1,6 @@
 """What a run that goes back to its pretraining finds there."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -68,6 +69,14 @@ def test_another_text_may_be_named(source, classifier, tmp_path):
     other = build(configs.text(tmp_path, lines=10, name="other"), "source.data", TextData)
 
     assert source(classifier, other).text("train").text.words == 80
+
+
+def test_one_stack_that_began_an_encoder_and_a_decoder_is_not_asked_what_it_was(source, pretrained):
+    task = source(pretrained)
+    both = dataclasses.replace(task.shape, direction="encoder_decoder")
+
+    with pytest.raises(ConfigError, match=r"^init_from: .* causal one, .*adaptation/penalty=l2_sp"):
+        _ = dataclasses.replace(task, shape=both).objective
 
 
 def test_a_classifier_from_scratch_has_no_pretraining(source, tmp_path):

@@ -332,9 +332,10 @@ def test_a_run_whose_time_is_used_has_ended():
     assert not progress.has_ended(8, run.step.stages, None, None)
 
 
-def test_the_rate_of_a_step_is_that_of_the_time_that_is_used():
-    recipe = tiny.Recipe(total=8, schedule=Linear())
+def test_the_rate_of_a_step_is_that_of_the_time_that_is_used(monkeypatch):
+    recipe, told = tiny.Recipe(total=8, schedule=Linear()), []
     run = tiny.run(Classification(), tiny.Questions(examples=64), recipe)
+    monkeypatch.setattr(Classification, "on_step", lambda _, progress: told.append(progress))
 
     @run.trainer.on(Events.ITERATION_STARTED)
     def use():
@@ -344,3 +345,4 @@ def test_the_rate_of_a_step_is_that_of_the_time_that_is_used():
 
     rates = [rates[0] / recipe.rate for rates in run.rates]
     assert rates == pytest.approx([0.1] * 8)
+    assert told == pytest.approx([0.9] * 8)

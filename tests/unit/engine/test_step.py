@@ -16,6 +16,7 @@ from transfer_cli.data.split import Split, TextContext
 from transfer_cli.engine import distributed, evaluation
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.evaluation import EachExample, evaluate
+from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import DivergedError
 from transfer_cli.objectives.base import Loss
 from transfer_cli.objectives.beside_main_head import SliceHeads
@@ -27,6 +28,7 @@ from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.similarity.contrastive import Contrastive
 
+CPU = torch.device("cpu")
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),  # 69 blocks, the last one short
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}),
@@ -91,6 +93,20 @@ def test_the_last_batch_of_an_epoch_is_short_and_still_taken():
     _, reports = after_five_steps("classification", "uneven", double=False)
 
     assert [report.examples for report in reports] == [32, 32, 6, 32, 32]
+
+
+def test_examples_are_compared_beside_a_stream_of_more_micro_batches():
+    pairs, text, totals = tiny.pairs(examples=8), tiny.blocks(tokens=1100), []
+    for of_main, of_text in (([8], [12]), ([3, 5], [4, 4, 4])):
+        losses = [Loss("main", Contrastive()), Loss("lm", CausalLM(), stream="text")]
+        model = tiny.model(*[loss.objective for loss in losses])
+        step = tiny.train_step(model, losses, tiny.Recipe(rate=0.5, optimizer=torch.optim.SGD))
+        micros = [{"text": text.batch(part)} for part in in_sizes(range(12), of_text)]
+        for micro, part in zip(micros, in_sizes(range(8), of_main), strict=False):
+            micro["main"] = pairs.batch(part)
+        totals.append([float(step(micros, number).total) for number in range(2)])
+
+    assert totals[1] == pytest.approx(totals[0], rel=1e-5)
 
 
 def test_the_gradient_is_that_of_the_mean_over_all_targets():
@@ -245,13 +261,16 @@ def test_a_report_counts_the_penalty_once_and_names_it():
 # Nothing to learn from, and too much.
 
 
-def test_a_step_without_any_target_changes_no_weight_and_reports_a_loss_of_zero():
-    objective = MaskedLM()
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+def test_a_step_without_any_target_changes_no_weight_and_reports_a_loss_of_zero(kind):
+    objective, recipe = MaskedLM(), tiny.Recipe(clip=1.0, precision=Precision(kind, CPU))
     model = tiny.model(objective, direction="bidirectional")
     before = tiny.weights_of(model)
     empty = tiny.rows_to_batch([[2, 1, 3], [2, 3]])
 
-    report = tiny.train_step(model, objective, tiny.Recipe(clip=1.0))([{"main": empty}], 0)
+    step = tiny.train_step(model, objective, recipe)
+    step.load_state_dict({**step.state_dict(), "scaler": {}})  # of a run in another precision
+    report = step([{"main": empty}], 0)
 
     assert tiny.same(model.state_dict(), before)
     assert float(report.total) == 0

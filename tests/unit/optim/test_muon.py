@@ -203,6 +203,19 @@ def test_a_training_step_takes_a_state_up_and_refuses_one_that_lacks_something()
         other.step.load_state_dict(state)
 
 
+def test_a_training_step_takes_up_what_adafactor_keeps_of_matrices_and_vectors():
+    recipe = tiny.Recipe(total=4, optimizer=torch.optim.Adafactor)
+    run = tiny.run(CausalLM(), tiny.blocks(), recipe).go()
+    state = run.step.state_dict()
+
+    tiny.run(CausalLM(), tiny.blocks(), recipe).step.load_state_dict(copy.deepcopy(state))
+
+    averages = state["optimizer"]["state"]
+    del next(kept for kept in averages.values() if "row_var" in kept)["row_var"]
+    with pytest.raises(ValueError, match="lacks something of some parameters"):
+        run.step.load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

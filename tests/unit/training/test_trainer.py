@@ -27,7 +27,7 @@ from transfer_cli.runs.checkpoint import newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.training import train, workers
 from transfer_cli.training.checkpoints import CheckpointWriter, describe_model
-from transfer_cli.training.resume import rate_change_text
+from transfer_cli.training.resume import course_change_text
 
 CPU = Precision("fp32", torch.device("cpu"))
 TOO_FAST = {"optimizer__lr": 1.0, "loop__steps": 6}
@@ -187,7 +187,7 @@ def test_the_rate_ahead_is_told_though_the_run_was_once_cut_short(jumping, tmp_p
     directory.config.write_text("\n".join(lines))  # without its hash
     longer = build_run(configs.following(pretrained, tmp_path, loop__steps=12), "finetune")
 
-    text = rate_change_text(directory, longer.blueprint)
+    text = course_change_text(directory, longer.blueprint)
 
     assert text.startswith("planned for 6 steps and now for 12: the rate, ")
 
