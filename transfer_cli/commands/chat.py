@@ -15,7 +15,7 @@ from transfer_cli.data.chat_template import Message
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
 from transfer_cli.generation.decoding import TokenSampler
-from transfer_cli.objectives.replies import generate_replies
+from transfer_cli.objectives.replies import Continued
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask, NextUtterance
 from transfer_cli.terminal import write_out
 
@@ -95,9 +95,8 @@ def _answer_as_dialog(
             for values in ([len(context.tokens)], [context.tokens], [context.speakers])
         )
         with torch.inference_mode(), precision.context():
-            reply, *_ = generate_replies(
-                trained.model, tokens_RT, segment_RT, begin_R, max_tokens=most, pick=pick
-            )
+            text = Continued(trained.model, tokens_RT, segment_RT, begin_R, max_tokens=most)
+            [reply] = text.pick_tokens(pick)
         history.append(objective.text_of(reply.tolist()))
         write_out(f"{terminal_text(history[-1])}\n")
 

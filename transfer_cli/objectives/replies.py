@@ -228,27 +228,3 @@ class Averaged(Continued):
     def next(self, tokens_N: Tensor, rows_N: Tensor | None = None) -> Tensor:
         self._read += 1
         return log_mean_softmax([part.next(tokens_N, rows_N) for part in self._parts])
-
-
-def generate_replies(
-    model: TransferModel,
-    tokens_RT: Tensor,
-    segment_RT: Tensor,
-    begin_R: Tensor,
-    *,
-    max_tokens: int,
-    pick: Pick,
-    end: int = -1,
-    prefix_R: Tensor | None = None,
-    segment: int = 0,
-) -> Tensor:
-    """Return what a model says, `[R, max_tokens]`; what follows the end of a reply means nothing.
-
-    Args:
-        pick, end: See `Continued.pick_tokens`; for the others `Continued`.
-    """
-    texts = Continued(
-        model, tokens_RT, segment_RT, begin_R, max_tokens=max_tokens, prefix_R=prefix_R,
-        segment=segment,
-    )  # fmt: skip
-    return texts.pick_tokens(pick, end)

@@ -15,7 +15,7 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exp_or_inf
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.objectives.replies import generate_replies
+from transfer_cli.objectives.replies import Continued
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing.objectives import check_objective
 
@@ -226,6 +226,13 @@ def best(logits):
     return logits.argmax(1)
 
 
+def of_texts(model, batch, prefix_R=None):
+    tokens, lengths = batch["tokens"], torch.tensor([*map(len, TEXTS)])
+    return Continued(
+        model, tokens, torch.zeros_like(tokens), lengths, max_tokens=MOST, prefix_R=prefix_R
+    )
+
+
 def alone(model, text, prefix):
     """Return the logits after a text and after each of its best continuations, read anew."""
     said, logits = list(text), []
@@ -247,16 +254,13 @@ def test_texts_of_different_lengths_get_the_reply_of_each_alone(kind, direction)
     tiny.lively(model.eval())
     prefixes = None if direction == "causal" else [len(text) for text in TEXTS]
     batch, seen = tiny.rows_to_batch(TEXTS), []
-    lengths = torch.tensor([len(text) for text in TEXTS])
 
     def pick(logits):
         seen.append(logits)
         return best(logits)
 
-    generate_replies(
-        model, batch["tokens"], torch.zeros_like(batch["tokens"]), lengths, max_tokens=MOST,
-        pick=pick, prefix_R=None if prefixes is None else torch.tensor(prefixes),
-    )  # fmt: skip
+    prefix_R = None if prefixes is None else torch.tensor(prefixes)
+    of_texts(model, batch, prefix_R).pick_tokens(pick)
 
     for row, text in enumerate(TEXTS):
         expected = alone(model, text, prefixes and prefixes[row])
@@ -271,16 +275,10 @@ def test_each_token_is_read_once():
     model.backbone.register_forward_pre_hook(lambda _, given: read.append(given[0].shape))
     batch = tiny.rows_to_batch(TEXTS)
 
-    generate_replies(
-        model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
-        max_tokens=MOST, pick=best,
-    )  # fmt: skip
+    of_texts(model, batch).pick_tokens(best)
 
     assert read == [(3, 9), *[(3, 1)] * (MOST - 1)]
-    generate_replies(
-        model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
-        max_tokens=MOST, pick=lambda logits: logits[:, 0].long() * 0 + 3, end=3,
-    )  # fmt: skip
+    of_texts(model, batch).pick_tokens(lambda logits: logits[:, 0].long() * 0 + 3, end=3)
     assert read[MOST:] == [(3, 9)]
 
 
@@ -289,10 +287,7 @@ def test_what_has_no_position_takes_passes_all_the_same():
     model.backbone.register_forward_pre_hook(lambda _, given: read.append(given[0].shape))
     batch = tiny.rows_to_batch(TEXTS)
 
-    tokens = generate_replies(
-        model, batch["tokens"], torch.zeros_like(batch["tokens"]), torch.tensor([5, 2, 9]),
-        max_tokens=MOST, pick=best,
-    )  # fmt: skip
+    tokens = of_texts(model, batch).pick_tokens(best)
 
     assert tokens.shape == (3, MOST)
     assert len(read) == MOST

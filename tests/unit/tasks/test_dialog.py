@@ -19,7 +19,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.replies import generate_replies
+from transfer_cli.objectives.replies import Continued
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.dialog.task import (
     DialogExample,
@@ -328,9 +328,8 @@ def test_what_is_said_follows_from_the_context_alone(asked):
     tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
     begin = torch.tensor([5, 3])
 
-    answers = generate_replies(
-        model, tokens, segment, begin, max_tokens=6, pick=lambda logits: logits.argmax(1)
-    )
+    texts = Continued(model, tokens, segment, begin, max_tokens=6)
+    answers = texts.pick_tokens(lambda logits: logits.argmax(1))
 
     for row in range(2):
         so_far, speakers = tokens[row, : begin[row]], segment[row, : begin[row]]
@@ -348,9 +347,8 @@ def test_a_reply_ends_with_the_positions_of_the_model(asked):
     _, model, batch, _ = asked
     tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
 
-    answers = generate_replies(
-        model, tokens, segment, torch.tensor([tokens.shape[1]] * 2), max_tokens=60,
-        pick=lambda logits: logits.argmax(1),
-    )  # fmt: skip
+    begin = torch.tensor([tokens.shape[1]] * 2)
+    texts = Continued(model, tokens, segment, begin, max_tokens=60)
+    answers = texts.pick_tokens(lambda logits: logits.argmax(1))
 
     assert answers.shape == (2, 60)

@@ -32,7 +32,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exp_or_inf
-from transfer_cli.objectives.replies import decode_until, generate_replies, mask_special_tokens
+from transfer_cli.objectives.replies import Continued, decode_until, mask_special_tokens
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.chat.conversations import ChatExample, parse_conversation
@@ -364,16 +364,15 @@ class SupervisedChat(CausalLM):
         """Return the tokens of last answers, `answer` `[B, task.answer_tokens]`."""
         task, vocabulary = self.info.task, self.info.vocabulary
         end = task.end_in(vocabulary)
-        answers = generate_replies(
-            model,
-            batch["tokens"],
-            torch.zeros_like(batch["tokens"]),
-            batch["begin"],
-            max_tokens=task.answer_tokens,
-            pick=lambda logits: mask_special_tokens(logits, vocabulary, end).argmax(1),
-            end=end,
+        tokens_BT, most = batch["tokens"], task.answer_tokens
+        texts = Continued(
+            model, tokens_BT, torch.zeros_like(tokens_BT), batch["begin"], max_tokens=most
         )
-        return {"answer": answers}
+        return {
+            "answer": texts.pick_tokens(
+                lambda logits: mask_special_tokens(logits, vocabulary, end).argmax(1), end
+            )
+        }
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         loss = float(totals["loss"]) / counts["loss"]

@@ -33,7 +33,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exp_or_inf
-from transfer_cli.objectives.replies import decode_until, generate_replies, mask_special_tokens
+from transfer_cli.objectives.replies import Continued, decode_until, mask_special_tokens
 from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Answer, Direction, Task
@@ -427,14 +427,12 @@ class NextUtterance(MultipleChoice):
         target_BT = _of_right_candidate(batch, batch["next_tokens"])
         has_target_BT = target_BT != IGNORE
         begin_B = 1 + has_target_BT.int().argmax(1)  # after the mark of the turn
-        predicted = generate_replies(
-            model,
-            _of_right_candidate(batch, batch["tokens"]),
-            _of_right_candidate(batch, batch["segment"]),
-            begin_B,
-            max_tokens=self.reply_tokens,
-            pick=lambda logits: self.reply_logits(logits).argmax(1),
-            end=self.info.vocabulary.cls,
+        tokens_BT, segment_BT = (
+            _of_right_candidate(batch, batch[name]) for name in ("tokens", "segment")
+        )
+        texts = Continued(model, tokens_BT, segment_BT, begin_B, max_tokens=self.reply_tokens)
+        predicted = texts.pick_tokens(
+            lambda logits: self.reply_logits(logits).argmax(1), self.info.vocabulary.cls
         )
         total = 0.0
         for row, target, has in zip(predicted.tolist(), target_BT, has_target_BT, strict=True):
