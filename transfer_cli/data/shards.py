@@ -110,10 +110,12 @@ class Shard:
         }
 
     @property
-    def _rule(self) -> dict[str, str]:
+    def _rule(self) -> dict[str, Any]:
         """What else decides them, where lines do not end with the separator."""
-        split = self.split
-        return {} if split.rule == "end" else {"lines": split.rule, "begins": split.begins_by}
+        if self.split.rule == "end":
+            return {}
+        first = self.tokenizer.document_start  # of the template, which is not in the hash
+        return {"lines": self.split.rule, "begins": self.split.begins_by, "first": first}
 
     @cached_property
     def entry(self) -> Path:

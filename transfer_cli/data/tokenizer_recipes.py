@@ -214,7 +214,9 @@ class FromFile(TokenizerRecipe):
 
     def key(self) -> str:
         """Describe the file by its content, so that an edited file is another tokenizer."""
-        return f"file {self._load().hash}"
+        tokenizer = self._load()
+        around = (tokenizer.begin, tokenizer.before_text, tokenizer.separators)
+        return f"file {tokenizer.hash} {around}"
 
     def make(self, lines: Lines) -> Tokenizer:
         """Load the file; there is nothing to learn from `lines`."""

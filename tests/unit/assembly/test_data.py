@@ -228,7 +228,7 @@ LEVELS = tokenizers.pre_tokenizers.ByteLevel
 QWEN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 
 
-def byte_pairs(splitter, begin=None):
+def byte_pairs(splitter, begin=None, *, template=True):
     """Return a tokenizer of a published kind, with a token that ends texts."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer, backend.decoder = splitter, tokenizers.decoders.ByteLevel()
@@ -237,7 +237,7 @@ def byte_pairs(splitter, begin=None):
         initial_alphabet=sorted(LEVELS.alphabet()), show_progress=False,
     )  # fmt: skip
     backend.train_from_iterator([CODE * 3, *TEXT], trainer)
-    if begin:
+    if begin and template:
         backend.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B",
             special_tokens=[(begin, backend.token_to_id(begin))],
@@ -282,6 +282,13 @@ def test_a_file_is_its_text_between_two_ends(tmp_path, kind, end):
     tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
 
     assert tokens == [tokenizer.document_start, *tokenizer.encode(text), tokenizer.sep]
+
+
+def test_the_same_tokens_with_and_without_a_template_are_two_entries(tmp_path):
+    for template in (False, True):
+        tokenizer = byte_pairs(LEVELS(add_prefix_space=False), "<bos>", template=template)
+        tokens, _, _ = tokens_of(tmp_path, CODE, "keep", tokenizer)
+        assert tokens[0] == (tokenizer.cls if template else tokenizer.sep)
 
 
 def test_sentence_pieces_keep_lines_and_begin_with_their_own_token(tmp_path):
