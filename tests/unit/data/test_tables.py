@@ -25,7 +25,7 @@ from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.documents import path_lines
 from transfer_cli.data.encodings import detect_encoding
 from transfer_cli.data.labelled import INPUT, Example
-from transfer_cli.data.layout import Layout, detect_delimiter, has_header
+from transfer_cli.data.layout import Layout, detect_delimiter, detect_quotes, has_header
 from transfer_cli.data.parquet import parquet_records
 from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.data.records import Record, label_of, text_of
@@ -83,6 +83,7 @@ FOREIGN = [["text", "label"], *([f"{text} café — 5 €", label] for text, lab
         (as_text(NAMED, ";"), "a.tsv", "columns parted by semicolons; otherwise say data.delimit"),
         (as_text(NAMED, "|"), "a.csv", "columns parted by pipes; otherwise say data.delimiter"),
         (as_text(NAMED, "\t"), "a.csv", "columns parted by tabs; otherwise say data.delimiter"),
+        (as_text([['"text"', '"label"'], *ROWS], "\t").replace('""', ""), "a.tsv", "values in quo"),
         (as_text(OTHER), "a.csv", "text from 'review', label from 'stars'; otherwise say data.t"),
         (as_text(ROWS), "a.csv", "no header, so columns have numbers, text from '1', label from"),
         (as_text(ROWS, ";"), "a.csv", "columns parted by semicolons, no header, so columns have"),
@@ -399,6 +400,16 @@ def test_numbers_of_classes_get_the_names_that_were_written_along(parquet, tmp_p
 
     assert data.labels == ("bad", "good")
     assert sum(map(len, data.splits.values())) == 58
+
+
+def test_texts_that_parquet_has_as_bytes_are_texts(parquet):
+    path = parquet({"text": [text.encode() for text, _ in ROWS], "label": [b"x", b"y"] * 30})
+
+    data = Table(train=str(path), validation=str(path)).load(path, 0)
+
+    assert texts_of(data)[0] == [ROWS[0][0], "x"]
+    with pytest.raises(DataError, match=r"line 2: 'text' holds .* bytes that are not UTF-8"):
+        Table(train=str(parquet({"text": [b"a", b"\xff"], "label": ["x", "y"]}))).load(path, 0)
 
 
 def test_nothing_in_a_parquet_file_is_a_bad_row(parquet):
@@ -755,6 +766,27 @@ def test_quotes_in_tsv_are_text(write):
     assert table(write("a.tsv", 'text\tlabel\nsay "hi\t1\n'), "tsv") == [
         {"text": 'say "hi', "label": "1"}
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "quotes"),
+    [
+        ('"he said ""wow"" today"\t1\nb\t0\n', "double"),
+        ('"two\nlines"\t1\nb\t0\n', "double"),
+        ('"all of it"\t1\n"wow" she said\t0\n', "none"),
+        ('""wow"" he said "again"\t1\nb\t0\n', "none"),
+        ('"all of it"\t1\nb\n', "none"),
+    ],
+)
+def test_quotes_between_tabs_are_letters_unless_rows_say_otherwise(rows, quotes):
+    assert detect_quotes(["text\tlabel", *rows.splitlines()], "\t", "none") == quotes
+
+
+def test_the_cure_of_a_ragged_row_between_tabs_names_the_quotes(write):
+    with pytest.raises(
+        DataError, match=r"by one '\\t' each\. If .* in quotes: data\.quotes=double\."
+    ):
+        table(write("a.tsv", "text\tlabel\na\n"), "tsv")
 
 
 def test_columns_without_header_are_numbered_from_one(write):
