@@ -216,6 +216,11 @@ class Table(LabelledFiles):
                 names = self._rules.learnt_names(counts, where)
                 learnt = [*dict.fromkeys(filter(None, names.values()))]
             num_dropped = sum(counts[label] for label, name in names.items() if name is None)
+            if num_dropped and not self.several and num_dropped == len(of_split):
+                raise DataError(
+                    f"data.{split}: none of its labels was learnt (data.rare=drop), so no row is "
+                    "left; give other files, or say data.rare=keep"
+                )
             if num_dropped and renamed:
                 log.warning(
                     "%s: %s of its labels were not learnt (data.rare=drop) and are left out",
