@@ -135,7 +135,7 @@ def draw_blueprint(
     checks.check_average(loop.average, losses, validates="validation" in data.splits)
     checks.check_store(adaptation.store, network.model, network.losses)
     if carries_memory(shape, data):
-        checks.check_recurrence(network.model, network.losses)
+        checks.check_recurrence(network.model, network.losses, config.data.get("weights"))
     if adaptation.penalty is not None:
         adaptation.penalty.check(network.inherited)
     checks.check_contrastive_batch(network.losses, loop.batch)

@@ -426,7 +426,9 @@ def test_a_line_too_long_to_be_read_at_once_is_one_line(tmp_path, monkeypatch):
 
     tokens, _, encoded = tokens_of(tmp_path, text, "end", words)
     kept, _, _ = tokens_of(tmp_path, text, "keep")
+    _, starts, _ = tokens_of(tmp_path, f"a\n\n{text}\nend\n", "end", words, documents="separate")
 
+    assert starts == [0, 3, len(tokens) + 3]
     assert encoded.num_lines == 2
     assert encoded.num_bytes == len(text)
     assert tokens == [words.sep, *words.encode(text.splitlines()[0]), words.sep,
