@@ -21,7 +21,7 @@ from transfer_cli.data.label_names import (
 )
 from transfer_cli.data.labelled import INPUT, Example, LabelledData
 from transfer_cli.data.layout import Layout, delimiter_name
-from transfer_cli.data.records import MAX_LABELS, Record, label_of, text_of, value_of
+from transfer_cli.data.records import MAX_LABELS, Record, label_of, nested_names, text_of, value_of
 from transfer_cli.data.split import Whole
 from transfer_cli.data.table import Refuse, Skipped, open_table, sound_rows, warn_of_skipped
 from transfer_cli.data.wanted import ANY, LABEL, TEXT, Chosen, Wanted, parse_columns
@@ -257,11 +257,17 @@ class Table(LabelledFiles):
         return Example(row.text, numbers[0], row.pair, row.line, row.file)
 
     def column_by_line(self, path: Path, column: str) -> dict[int, str]:
-        """Return what stands in a column, by line."""
+        """Return what stands in a column, by line; "" where JSON lines of a row have none."""
         asked = replace(self.columns, keys="")
         with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped(str(path)) if self.errors == "skip" else readers.refuse)
-            return {row.line: str(value_of(row, column, str(path))) for row in rows}
+            lacks = table.is_uneven and any(column in nested_names(row) for row in table.sample)
+            return {
+                row.line: ""
+                if lacks and column not in nested_names(row.fields)
+                else str(value_of(row, column, str(path)))
+                for row in rows
+            }
 
     def read_row(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]

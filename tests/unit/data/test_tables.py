@@ -386,6 +386,16 @@ def test_values_within_objects_are_named_by_dots(load, parquet, tmp_path):
         load("\n".join(map(json.dumps, rows)), "a.jsonl", text="review", label="review.of.stars")
 
 
+def test_a_cell_that_a_json_line_lacks_is_empty_in_a_column_that_others_have(load, tmp_path):
+    rows = [{"text": text, "label": label, "source": label} for text, label in ROWS]
+    del rows[3]["source"]
+    data, _ = load("\n".join(map(json.dumps, rows)), "a.jsonl")
+
+    assert data.column("train", "source") == [row.get("source", "") for row in rows]
+    with pytest.raises(DataError, match=r"line 1: no column 'sourc'.*Did you mean 'source'"):
+        data.column("train", "sourc")
+
+
 def test_numbers_of_classes_get_the_names_that_were_written_along(parquet, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     features = {"label": {"names": ["bad", "good"], "_type": "ClassLabel"}}
