@@ -186,11 +186,8 @@ def _row_texts(path: Path, field: Field) -> Iterator[str] | None:
         case None:
             return None
         case _:
-            raise DataError(
-                f"{path} is a table, and would be read with its header and its marks; take "
-                f"data=table_text data.task.train={shlex.quote(str(path))}, or write its texts as "
-                ".txt or .jsonl"
-            )
+            typed = f"data=table_text data.task.train={shlex.quote(str(path))}"
+            raise DataError(f"{path} is a table, whose header and marks are no text; say {typed}")
     return (_text_in(record, field, str(path)) for record in records)
 
 
@@ -199,10 +196,9 @@ def _text_in(record: Record, field: Field, name: str) -> str:
         try:
             return text_of(record, field, name)
         except DataError as error:
-            if field in (known := nested_names(record.fields)):
+            if field in nested_names(record.fields):
                 raise
-            column = known[0] if len(known) == 1 else "COLUMN"
-            raise DataError(f"{error} Texts of another column: data.field={column}") from error
+            raise DataError(f"{error} Those of another column: data.field=COLUMN") from error
     return "\n".join(" ".join(text_of(record, column, name).split()) for column in field)
 
 
@@ -401,24 +397,20 @@ def _files_in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> lis
     return files
 
 
-_SPLIT_NAME = re.compile(r"(train|test|validation|valid|dev)(?![^\W\d_])", re.IGNORECASE)
-"""How the name of a file or folder begins that holds a split."""
+_SPLIT_NAME = re.compile("(train|test|validation|valid|dev)(?![^\\W\\d_])", re.IGNORECASE)
 
 
 def _check_is_one_split(folder: Path, files: Iterable[Path]) -> None:
     """Refuse a folder in which files or folders side by side are called as several splits are."""
-    found: dict[Path, dict[str, str]] = {}
+    found = defaultdict[Path, dict[str, str]](dict)
     for file in files:
         for part in (file, *file.parents)[: len(file.relative_to(folder).parts)]:
             if match := _SPLIT_NAME.match(part.name):
-                named = shlex.quote(str(part if part.is_dir() else part.parent / f"{match[1]}*"))
-                found.setdefault(part.parent, {})[match[1].lower()] = named
+                named = part if part.is_dir() else part.with_name(f"{match[1]}*")
+                found[part.parent][match[1].lower()] = shlex.quote(str(named))
     for place, splits in found.items():
-        if "train" in splits and len(splits) > 1:
-            raise DataError(
-                f"{place} holds {list_names(splits)}; name one of {list_names(splits.values())} "
-                "here, and another as data.validation or data.test"
-            )
+        if {"train"} < splits.keys():
+            raise DataError(f"{place} has splits; name one: {list_names(splits.values())}")
 
 
 def _walk_folder(folder: Path, seen: set[Path]) -> Iterator[Path]:

@@ -21,9 +21,7 @@ _FORMULA_ERROR = re.compile(r"#[^a-z\s]+[!?]|Err:[0-9]+")
 """What spreadsheets show for a formula that fails, `#DIV/0!` in any language."""
 
 _NUMBER = re.compile(r"[-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?")
-_WHOLE_NUMBER = re.compile(r"-?[0-9]+(\.0+)?")
-"""Also as some programs write a column of them in which a value is missing."""
-
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+(\.0+)?")  # as a column with missing values has it, too
 _BETWEEN_LETTERS = re.compile(r"(?<=[^\W\d_])[-_]+(?=[^\W\d_])")
 _MARKS = re.compile("[\u0300-\u036f\ufe00-\ufe0f]")
 """Accents, and what chooses between two pictures of one character."""
@@ -39,10 +37,8 @@ OTHER = "other"
 def warn_of_unclear_labels(counts: Mapping[str, int], where: str) -> None:
     """Warn about names of labels that were probably not meant as they are."""
     kinds = {
-        "labels that differ in no more than capitals, spaces, accents, a .0 or characters without "
-        "width: {}; if they are one label, data.merge_labels=true joins them": _alike_labels(
-            counts
-        ),
+        "labels that differ in capitals, spaces, accents, a .0 or characters without width alone: "
+        "{}; if they are one label, data.merge_labels=true joins them": _alike_labels(counts),
         "{} looks like a missing label or a formula's error, and is learnt as a class; leave such "
         "rows out of the file (data.label)": [
             f"{name!r} {counts[name]:,}" for name in counts if is_missing_label(name)
@@ -127,9 +123,8 @@ class LabelRules:
             if same is not None:
                 return same
         other = _other_among(labels)  # not learnt where no label was rare
-        return {"keep": label, "drop": None, "other": other if other in labels else label}[
-            self.rare
-        ]
+        other = other if other in labels else label
+        return {"keep": label, "drop": None, "other": other}[self.rare]
 
 
 def _other_among(labels: Iterable[str]) -> str:

@@ -132,28 +132,21 @@ def detect_quotes(lines: Sequence[str], delimiter: str, usual: str) -> str:
     """Return what quotes mean in a table: what makes most lines rows of equal width.
 
     Where they are letters, all lines are rows, and cells that begin with one rarely end with one.
-    Where they are `usual`ly letters, they are unless more rows are sound with others, or as many,
-    and a cell or the header is quoted as letters hardly are.
+    Where they are `usual`ly letters, they are unless more rows are sound otherwise, or as many, and
+    quotes are doubled within a cell.
     """
     shares = {quotes: _sound_share(lines, delimiter, quotes) for quotes in QUOTES}
-    if usual == LETTERS:
-        is_quoted = _has_quoted_cells(rows_of(lines, delimiter, LETTERS))
-        return DOUBLE if (shares[DOUBLE], is_quoted) > (shares[LETTERS], False) else LETTERS
     if not any('\\"' in line for line in lines):
         del shares[BACKSLASH]
     cells = [cell for _, row in rows_of(lines, delimiter, LETTERS) for cell in row]
+    if usual == LETTERS:
+        doubled = any(cell[:1] == cell[-1:] == '"' and '""' in cell[1:-1] for cell in cells)
+        return DOUBLE if (shares[DOUBLE], doubled) > (shares[LETTERS], False) else LETTERS
     begun = [cell for cell in cells if cell.startswith('"')]
     num_ended = sum(len(cell) > 1 and cell.endswith('"') for cell in begun)
     if shares[LETTERS] < 1 or 2 * num_ended > len(begun):
         del shares[LETTERS]
     return max(shares, key=lambda quotes: (shares[quotes], quotes == DOUBLE))
-
-
-def _has_quoted_cells(rows: Rows) -> bool:
-    """Return whether cells in quotes hold doubled ones, or the first row is all in quotes."""
-    quoted = [[cell[1:-1] for cell in row if re.fullmatch('".+"', cell)] for _, row in rows]
-    is_header = bool(rows) and len(quoted[0]) == len(rows[0][1])
-    return is_header or any('""' in cell for row in quoted for cell in row)
 
 
 def detect_beginning(rows: Rows, wanted: Collection[str]) -> Beginning:

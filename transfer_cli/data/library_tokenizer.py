@@ -9,7 +9,7 @@ import binascii
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -400,8 +400,7 @@ def check_numbers(data: dict[str, Any]) -> None:
 def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]:
     """Return the name of each special token in the vocabulary, where others may look like one."""
     vocabulary = backend.get_vocab()
-    added = backend.get_added_tokens_decoder().values()
-    special = {token.content for token in added if token.special}
+    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     names = {key: _choose_name(key, vocabulary, special) for key in _NAMES}
     unknown = getattr(backend.model, "unk_token", None)
     if unknown in vocabulary and unknown not in _ENDS_OF_TEXT:
@@ -415,13 +414,10 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
     return names
 
 
-def _choose_name(key: str, vocabulary: Collection[str], special: Collection[str]) -> str:
+def _choose_name(key: str, vocabulary: Mapping[str, int], special: Set[str]) -> str:
+    ends = () if key in ("cls", "sep") else _ENDS_OF_TEXT  # for want of another
     found = [name for name in _NAMES[key] if name in vocabulary]
-    if key in ("cls", "sep"):
-        found.sort(key=lambda name: name not in special)
-    elif key != "unk":  # an end of text stands for these where there is no other
-        found.sort(key=lambda name: (name in _ENDS_OF_TEXT, name not in special))
-    return next(iter(found), "")
+    return min(found, key=lambda n: (n in ends, key != "unk" and n not in special), default="")
 
 
 def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dict[str, Any]:

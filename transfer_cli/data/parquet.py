@@ -102,13 +102,9 @@ def _class_name(value: object, names: list[str]) -> object:
 def _json_value(value: object) -> object:
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    return json.loads(json.dumps(value, default=_as_text))
-
-
-def _as_text(value: object) -> str:
-    """Return what JSON cannot hold as text; some programs write texts as bytes."""
-    # What is not UTF-8 is refused where the column is read.
-    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):  # a text, as some programs write it; else refused where it is read
+        return value.decode(errors="surrogateescape")
+    return json.loads(json.dumps(value, default=str))
 
 
 def import_library(path: Path, name: str) -> Any:

@@ -112,10 +112,9 @@ class Shard:
     @property
     def _rule(self) -> dict[str, Any]:
         """What else decides them, where lines do not end with the separator."""
-        if self.split.rule == "end":
-            return {}
-        first = self.tokenizer.document_start  # of the template, which is not in the hash
-        return {"lines": self.split.rule, "begins": self.split.begins_by, "first": first}
+        split, first = self.split, self.tokenizer.document_start  # which is not in the hash
+        rule = {"lines": split.rule, "begins": split.begins_by, "first": first}
+        return {} if split.rule == "end" else rule
 
     @cached_property
     def entry(self) -> Path:

@@ -21,7 +21,7 @@ from transfer_cli.data.label_names import (
 )
 from transfer_cli.data.labelled import INPUT, Example, LabelledData
 from transfer_cli.data.layout import Layout, delimiter_name
-from transfer_cli.data.records import MAX_LABELS, Record, label_of, nested_names, text_of, value_of
+from transfer_cli.data.records import MAX_LABELS, Record, label_of, text_of, value_of
 from transfer_cli.data.split import Whole
 from transfer_cli.data.table import Refuse, Skipped, open_table, sound_rows, warn_of_skipped
 from transfer_cli.data.wanted import ANY, LABEL, TEXT, Chosen, Wanted, parse_columns
@@ -217,10 +217,7 @@ class Table(LabelledFiles):
                 learnt = [*dict.fromkeys(filter(None, names.values()))]
             num_dropped = sum(counts[label] for label, name in names.items() if name is None)
             if num_dropped and not self.several and num_dropped == len(of_split):
-                raise DataError(
-                    f"data.{split}: none of its labels was learnt (data.rare=drop), so no row is "
-                    "left; give other files, or say data.rare=keep"
-                )
+                raise DataError(f"data.{split}: none of its labels was learnt; say data.rare=keep")
             if num_dropped and renamed:
                 log.warning(
                     "%s: %s of its labels were not learnt (data.rare=drop) and are left out",
@@ -261,13 +258,9 @@ class Table(LabelledFiles):
         asked = replace(self.columns, keys="")
         with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped(str(path)) if self.errors == "skip" else readers.refuse)
-            lacks = table.is_uneven and any(column in nested_names(row) for row in table.sample)
-            return {
-                row.line: ""
-                if lacks and column not in nested_names(row.fields)
-                else str(value_of(row, column, str(path)))
-                for row in rows
-            }
+            filled = {column: ""} if table.is_uneven and column in table.names else {}
+            rows = (replace(row, fields={**filled, **row.fields}) for row in rows)
+            return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
     def read_row(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]

@@ -285,10 +285,11 @@ def test_a_file_is_its_text_between_two_ends(tmp_path, kind, end):
 
 
 def test_the_same_tokens_with_and_without_a_template_are_two_entries(tmp_path):
-    for template in (False, True):
-        tokenizer = byte_pairs(LEVELS(add_prefix_space=False), "<bos>", template=template)
+    bare = byte_pairs(LEVELS(add_prefix_space=False), "<bos>", template=False)
+    for tokenizer in (OTHERS["gpt2 with a beginning"], bare):
+        assert tokenizer.hash == bare.hash
         tokens, _, _ = tokens_of(tmp_path, CODE, "keep", tokenizer)
-        assert tokens[0] == (tokenizer.cls if template else tokenizer.sep)
+        assert tokens[0] == tokenizer.document_start
 
 
 def test_sentence_pieces_keep_lines_and_begin_with_their_own_token(tmp_path):
