@@ -583,6 +583,13 @@ def test_it_goes_on_beyond_the_length_of_its_blocks(transfer, run, read_json):
     assert "this model sees the 48 tokens before each" in refused.err
 
 
+def test_texts_are_not_drawn_by_weight_beside_a_memory(transfer, words, corpus):
+    refused = transfer(*words, f"data.train=[{corpus}]", "data.weights=[1]", "run.dir=run")
+
+    assert refused.code == 2
+    assert "data.weights: a draw of blocks from several texts does not" in refused.err
+
+
 def test_labelled_texts_are_learnt_without_a_memory(transfer, run, loop):
     transfer(
         "finetune", f"init_from={run}", "data=sample_questions", *loop, "loop.steps=1", "run.dir=of"

@@ -186,7 +186,7 @@ def is_sharded(
     return True
 
 
-def check_recurrence(model: TransferModel, losses: Sequence[Loss]) -> None:
+def check_recurrence(model: TransferModel, losses: Sequence[Loss], weights: object) -> None:
     """Refuse what does not go with a memory of the text before a block."""
     main, *others = losses
     sites = [name for name, _ in model.backbone.blocks.named_modules()]
@@ -198,6 +198,7 @@ def check_recurrence(model: TransferModel, losses: Sequence[Loss]) -> None:
         "adaptation.edits: an attention beside the blocks, which sees the block alone,": any(
             name.endswith(f".{BESIDE_BLOCK}") for name in sites
         ),
+        "data.weights: a draw of blocks from several texts": weights,
     }
     _refuse(
         misfits,

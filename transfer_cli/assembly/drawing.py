@@ -135,14 +135,15 @@ def draw_blueprint(
     checks.check_average(loop.average, losses, validates="validation" in data.splits)
     checks.check_store(adaptation.store, network.model, network.losses)
     if carries_memory(shape, data):
-        checks.check_recurrence(network.model, network.losses)
+        weights = None if origins.lines else config.data.get("weights")  # earlier runs go on
+        checks.check_recurrence(network.model, network.losses, weights)
     if adaptation.penalty is not None:
         adaptation.penalty.check(network.inherited)
     checks.check_contrastive_batch(network.losses, loop.batch)
-    varies = _lengths_vary(shape, data)
     loop, kernels = _choose_kernels(
-        loop, precision.device, sizes.total_steps, sharded=sharded, varies=varies
-    )
+        loop, precision.device, sizes.total_steps,
+        sharded=sharded, varies=_lengths_vary(shape, data),
+    )  # fmt: skip
     config = with_values(
         config, {"loop.compile": loop.compile, **_decided_vocabulary(config.tokenizer, data, start)}
     )

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import logging
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from transfer_cli.data import json_tables, parquet, readers
 from transfer_cli.data.hub_client import resolve_path
 from transfer_cli.data.known_files import KnownFiles
 from transfer_cli.data.readers import LastLine, text_lines
-from transfer_cli.data.records import Record, text_of
+from transfer_cli.data.records import Record, nested_names, text_of
 from transfer_cli.data.split import LineRule, WeightedSource, Whole
 from transfer_cli.errors import DataError, list_names
 from transfer_cli.progress import progress
@@ -182,14 +183,22 @@ def _row_texts(path: Path, field: Field) -> Iterator[str] | None:
             records = json_tables.json_file_rows(path)
         case "parquet":
             records = parquet.parquet_records(path, field if isinstance(field, str) else None)
-        case _:
+        case None:
             return None
+        case _:
+            typed = f"data=table_text data.task.train={shlex.quote(str(path))}"
+            raise DataError(f"{path} is a table, whose header and marks are no text; say {typed}")
     return (_text_in(record, field, str(path)) for record in records)
 
 
 def _text_in(record: Record, field: Field, name: str) -> str:
     if isinstance(field, str):
-        return text_of(record, field, name)
+        try:
+            return text_of(record, field, name)
+        except DataError as error:
+            if field in nested_names(record.fields):
+                raise
+            raise DataError(f"{error} Those of another column: data.field=COLUMN") from error
     return "\n".join(" ".join(text_of(record, column, name).split()) for column in field)
 
 
@@ -323,10 +332,12 @@ def expand_paths(
             raise DataError("A name of a file is empty, expected a path, folder or glob.")
         path = resolve_path(pattern)
         if path.is_dir() and is_single(path):
+            _check_is_one_split(path, path.rglob("*.*"))
             paths.append(path)
             continue
         if path.is_dir():
             files = _files_in_folder(path, pattern, suffixes)
+            _check_is_one_split(path, files)
         elif glob.has_magic(pattern) and not path.exists():
             # `Path.glob` takes no absolute pattern.
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above
@@ -384,6 +395,22 @@ def _files_in_folder(folder: Path, pattern: str, suffixes: Sequence[str]) -> lis
             "packed). Name the files, or a glob."
         )
     return files
+
+
+_SPLIT_NAME = re.compile("(train|test|validation|valid|dev)(?![^\\W\\d_])", re.IGNORECASE)
+
+
+def _check_is_one_split(folder: Path, files: Iterable[Path]) -> None:
+    """Refuse a folder in which files or folders side by side are called as several splits are."""
+    found = defaultdict[Path, dict[str, str]](dict)
+    for file in files:
+        for part in (file, *file.parents)[: len(file.relative_to(folder).parts)]:
+            if match := _SPLIT_NAME.match(part.name):
+                named = part if part.is_dir() else part.with_name(f"{match[1]}*")
+                found[part.parent][match[1].lower()] = shlex.quote(str(named))
+    for place, splits in found.items():
+        if {"train"} < splits.keys():
+            raise DataError(f"{place} has splits; name one: {list_names(splits.values())}")
 
 
 def _walk_folder(folder: Path, seen: set[Path]) -> Iterator[Path]:

@@ -21,6 +21,7 @@ _FORMULA_ERROR = re.compile(r"#[^a-z\s]+[!?]|Err:[0-9]+")
 """What spreadsheets show for a formula that fails, `#DIV/0!` in any language."""
 
 _NUMBER = re.compile(r"[-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][-+]?[0-9]+)?")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+(\.0+)?")  # as a column with missing values has it, too
 _BETWEEN_LETTERS = re.compile(r"(?<=[^\W\d_])[-_]+(?=[^\W\d_])")
 _MARKS = re.compile("[\u0300-\u036f\ufe00-\ufe0f]")
 """Accents, and what chooses between two pictures of one character."""
@@ -36,7 +37,7 @@ OTHER = "other"
 def warn_of_unclear_labels(counts: Mapping[str, int], where: str) -> None:
     """Warn about names of labels that were probably not meant as they are."""
     kinds = {
-        "labels that differ in no more than capitals, spaces, accents or characters without width: "
+        "labels that differ in capitals, spaces, accents, a .0 or characters without width alone: "
         "{}; if they are one label, data.merge_labels=true joins them": _alike_labels(counts),
         "{} looks like a missing label or a formula's error, and is learnt as a class; leave such "
         "rows out of the file (data.label)": [
@@ -117,11 +118,13 @@ class LabelRules:
         """
         if label in labels:
             return label
-        if self.merge:
+        if self.merge or _WHOLE_NUMBER.fullmatch(label):
             same = next((known for known in labels if _fold(known) == _fold(label)), None)
             if same is not None:
                 return same
-        return {"keep": label, "drop": None, "other": _other_among(labels)}[self.rare]
+        other = _other_among(labels)  # not learnt where no label was rare
+        other = other if other in labels else label
+        return {"keep": label, "drop": None, "other": other}[self.rare]
 
 
 def _other_among(labels: Iterable[str]) -> str:
@@ -188,6 +191,7 @@ def _fold(name: str) -> str:
     """Return a label without what people do not see or do not mind."""
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
     text = _MARKS.sub("", _BETWEEN_LETTERS.sub("", text))
+    text = text.partition(".")[0] if _WHOLE_NUMBER.fullmatch(text) else text
     return "".join(
         letter for letter in text if not letter.isspace() and unicodedata.category(letter) != "Cf"
     )

@@ -105,6 +105,8 @@ class LabelledData:
         splits = {
             split: tuple(_renumbered(examples, numbers)) for split, examples in self.splits.items()
         }
+        if not all(splits.values()):
+            raise DataError(f"{self.source('train')}: this run left all of its labels out")
         if gone := [label for label, name in names.items() if name is None]:
             log.warning(
                 "%s: examples of labels that this run left out are left out: %s",

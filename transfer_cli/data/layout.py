@@ -128,15 +128,20 @@ def detect_delimiter(lines: Sequence[str], usual: str) -> str:
     return delimiter
 
 
-def detect_quotes(lines: Sequence[str], delimiter: str) -> str:
+def detect_quotes(lines: Sequence[str], delimiter: str, usual: str) -> str:
     """Return what quotes mean in a table: what makes most lines rows of equal width.
 
     Where they are letters, all lines are rows, and cells that begin with one rarely end with one.
+    Where they are `usual`ly letters, they are unless more rows are sound otherwise, or as many, and
+    quotes are doubled within a cell.
     """
     shares = {quotes: _sound_share(lines, delimiter, quotes) for quotes in QUOTES}
     if not any('\\"' in line for line in lines):
         del shares[BACKSLASH]
     cells = [cell for _, row in rows_of(lines, delimiter, LETTERS) for cell in row]
+    if usual == LETTERS:
+        doubled = any(cell[:1] == cell[-1:] == '"' and '""' in cell[1:-1] for cell in cells)
+        return DOUBLE if (shares[DOUBLE], doubled) > (shares[LETTERS], False) else LETTERS
     begun = [cell for cell in cells if cell.startswith('"')]
     num_ended = sum(len(cell) > 1 and cell.endswith('"') for cell in begun)
     if shares[LETTERS] < 1 or 2 * num_ended > len(begun):

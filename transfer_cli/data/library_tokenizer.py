@@ -9,7 +9,7 @@ import binascii
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -399,12 +399,13 @@ def check_numbers(data: dict[str, Any]) -> None:
 
 
 def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]:
-    """Return the name of each special token in the vocabulary."""
+    """Return the name of each special token in the vocabulary, where others may look like one."""
     vocabulary = backend.get_vocab()
-    names = {
-        key: next((name for name in names if name in vocabulary), "")
-        for key, names in _NAMES.items()
-    }
+    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    names = {key: _choose_name(key, vocabulary, special) for key in _NAMES}
+    unknown = getattr(backend.model, "unk_token", None)
+    if unknown in vocabulary and unknown not in _ENDS_OF_TEXT:
+        names["unk"] = unknown
     missing = [" or ".join(f"`{n}`" for n in _NAMES[key]) for key in names if not names[key]]
     if missing:
         raise DataError(
@@ -412,6 +413,12 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
             "vocabulary, or take `tokenizer=wordpiece` or `tokenizer=bpe`."
         )
     return names
+
+
+def _choose_name(key: str, vocabulary: Mapping[str, int], special: Set[str]) -> str:
+    ends = () if key in ("cls", "sep") else _ENDS_OF_TEXT  # for want of another
+    found = [name for name in _NAMES[key] if name in vocabulary]
+    return min(found, key=lambda n: (n in ends, key != "unk" and n not in special), default="")
 
 
 def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dict[str, Any]:

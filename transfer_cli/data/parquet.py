@@ -102,6 +102,8 @@ def _class_name(value: object, names: list[str]) -> object:
 def _json_value(value: object) -> object:
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, bytes):  # a text, as some programs write it; else refused where it is read
+        return value.decode(errors="surrogateescape")
     return json.loads(json.dumps(value, default=str))
 
 

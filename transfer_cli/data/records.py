@@ -48,7 +48,7 @@ def text_of(record: Record, column: str, name: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where} holds half of a surrogate pair, which is no character."
+            f"{where} holds half of a surrogate pair, or bytes that are not UTF-8."
         ) from error
     return value
 

@@ -110,10 +110,11 @@ class Shard:
         }
 
     @property
-    def _rule(self) -> dict[str, str]:
+    def _rule(self) -> dict[str, Any]:
         """What else decides them, where lines do not end with the separator."""
-        split = self.split
-        return {} if split.rule == "end" else {"lines": split.rule, "begins": split.begins_by}
+        split, first = self.split, self.tokenizer.document_start  # which is not in the hash
+        rule = {"lines": split.rule, "begins": split.begins_by, "first": first}
+        return {} if split.rule == "end" else rule
 
     @cached_property
     def entry(self) -> Path:
@@ -165,7 +166,7 @@ class Shard:
 
     def _make_starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
         if self.split.rule == "end":
-            begins_N = np.fromiter((begins for _, begins in self.split.marked_lines()), np.bool_)
+            begins_N = np.fromiter(_line_begins(self.split), np.bool_)
             self.split.check_unchanged()
             starts = _starts_by_line(tokens.mapped(), begins_N, self.tokenizer.sep)
         else:
@@ -173,6 +174,16 @@ class Shard:
         with new_entry(self.documents) as unfinished:
             starts.tofile(unfinished / _STARTS)
         return starts
+
+
+def _line_begins(split: TextSplit) -> Iterator[bool]:
+    """Yield for each line that has an end whether a document begins with it, or its first part."""
+    is_new = None
+    for line, begins in split.marked_lines():
+        is_new = begins if is_new is None else is_new
+        if not isinstance(line, LinePart):
+            yield is_new
+            is_new = None
 
 
 def _read_starts(entry: Path) -> npt.NDArray[np.int64]:

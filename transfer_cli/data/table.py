@@ -41,6 +41,7 @@ _DELIMITER_ROWS = 200
 _MOST_LINES = 5
 _MOST_REASONS = 5
 _QUOTES = {
+    layout.DOUBLE: "values in quotes",
     layout.BACKSLASH: "quotes in values behind backslashes",
     LETTERS: "quotes read as letters",
 }
@@ -130,11 +131,10 @@ def table_of_lines(
     mark = known.delimiter or separator or layout.detect_delimiter(below[:_DELIMITER_ROWS], usual)
     if known.delimiter is None and mark != usual:
         unusual["delimiter"] = f"columns parted by {layout.delimiter_name(mark)}s"
-    quotes = known.quotes or layout.usual_quotes(table_format, mark)
-    if known.quotes is None and quotes != LETTERS:
-        quotes = layout.detect_quotes(below, mark)
-        if quotes != layout.DOUBLE:
-            unusual["quotes"] = _QUOTES[quotes]
+    usual_quotes = layout.usual_quotes(table_format, mark)
+    quotes = known.quotes or layout.detect_quotes(below, mark, usual_quotes)
+    if known.quotes is None and quotes != usual_quotes:
+        unusual["quotes"] = _QUOTES[quotes]
     rows = [(begins - 1 + line, row) for line, row in layout.rows_of(below, mark, quotes)]
     beginning = _beginning(rows, begins, name, known, wanted, unusual)
 
@@ -350,7 +350,7 @@ def table_records(
 
     def records(note: OnError) -> Iterator[Record]:
         rows = partial(_rows, lines, name, mark, quotes=quotes, keys=keys)
-        cure = f"Part columns by one {mark!r} each." if quotes == LETTERS else _QUOTE.format(mark)
+        cure = (_LETTERS if quotes == LETTERS else _QUOTE).format(mark, keys)
         return named_rows(rows, name, note, header=header, cure=cure)
 
     yield from not_empty(records, name, on_error)
@@ -374,6 +374,7 @@ def not_empty(
         raise DataError(f"{name} has no rows.")
 
 
+_LETTERS = "Part columns by one {0!r} each. If values are in quotes: {1}quotes=double."
 _QUOTE = 'Put values that hold "{0}" in quotes: "like{0} this".'
 
 

@@ -112,7 +112,6 @@ class WordPiece(TokenizerRecipe):
         return key + _sentinels_key(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
-        """Train on `lines`."""
         normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
         symbols = pre_tokenizers.Split(tokenizers.Regex(_WIKITEXT_OR_SYMBOL), behavior="isolated")
         splitter = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
@@ -160,7 +159,6 @@ class BytePairs(TokenizerRecipe):
         return f"bytepairs 1 size={self.size}" + _sentinels_key(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
-        """Train on `lines`."""
         splitter = pre_tokenizers.ByteLevel(add_prefix_space=True)
         trainer = trainers.BpeTrainer(
             vocab_size=self.size,
@@ -190,12 +188,10 @@ class SizedByText(TokenizerRecipe):
     room: int
 
     def key(self) -> str:
-        """See `TokenizerRecipe`."""
         most = min(self.room, self.recipe.size)
         return f"{self.recipe.key()}, or {FEWEST_TOKENS} to {most}, one for {BYTES_A_TOKEN} bytes"
 
     def make(self, lines: Lines) -> Tokenizer:
-        """Train on `lines`."""
         most = max(FEWEST_TOKENS, min(self.room, self.recipe.size))
         num_bytes = 0
         for line in lines():
@@ -214,10 +210,10 @@ class FromFile(TokenizerRecipe):
 
     def key(self) -> str:
         """Describe the file by its content, so that an edited file is another tokenizer."""
-        return f"file {self._load().hash}"
+        made = self._load()
+        return f"file {made.hash} {made.begin, made.before_text, made.separators}"
 
     def make(self, lines: Lines) -> Tokenizer:
-        """Load the file; there is nothing to learn from `lines`."""
         return self._load()
 
     def _load(self) -> Tokenizer:
@@ -249,11 +245,9 @@ class Inherited(TokenizerRecipe):
         return tokenizer.with_added([*self.add, *sentinel_names(self.sentinels), *missing])
 
     def key(self) -> str:
-        """See `TokenizerRecipe`; without a model there is none."""
         raise DataError(_NO_MODEL)
 
     def make(self, lines: Lines) -> Tokenizer:
-        """See `TokenizerRecipe`; without a model there is none."""
         raise DataError(_NO_MODEL)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transfer_cli.batch import Batch, Counts, Sums
 from transfer_cli.data.columns import is_yes, split_labels
 from transfer_cli.data.encoded_task import have_answers
-from transfer_cli.data.label_names import label_separator, warn_of_unclear_labels
+from transfer_cli.data.label_names import warn_of_unclear_labels
 from transfer_cli.data.layout import DELIMITERS, delimiter_name
 from transfer_cli.data.records import FEW_ROWS, Record, label_of, value_of
 from transfer_cli.data.split import TextStats
@@ -106,11 +106,12 @@ class MultilabelTask(TextsTask):
         if len(train) < FEW_ROWS:
             return
         if all(len(example.label or ()) == 1 for example in train):
-            mark = label_separator(labels)
-            cure = f"data.separator={delimiter_name(mark)} parts them" if mark else (
-                "data=table objective=classification is for such rows"
-            )  # fmt: skip
-            raise DataError(f"{where}: each of its {len(train):,} rows has one label; {cure}.")
+            mark = next((mark for mark in "|;," if any(mark in label for label in labels)), None)
+            cure = f"data.separator={delimiter_name(mark)} parts them; if not, " if mark else ""
+            raise DataError(
+                f"{where}: each of its {len(train):,} rows has one label; {cure}data=table "
+                "objective=classification is for such rows."
+            )
         if 2 * len(labels) > sum(len(example.label or ()) for example in train):
             raise DataError(
                 f"{where}: {len(train):,} examples have {len(labels):,} different labels, most of "

@@ -216,6 +216,8 @@ class Table(LabelledFiles):
                 names = self._rules.learnt_names(counts, where)
                 learnt = [*dict.fromkeys(filter(None, names.values()))]
             num_dropped = sum(counts[label] for label, name in names.items() if name is None)
+            if num_dropped and not self.several and num_dropped == len(of_split):
+                raise DataError(f"data.{split}: none of its labels was learnt; say data.rare=keep")
             if num_dropped and renamed:
                 log.warning(
                     "%s: %s of its labels were not learnt (data.rare=drop) and are left out",
@@ -252,10 +254,12 @@ class Table(LabelledFiles):
         return Example(row.text, numbers[0], row.pair, row.line, row.file)
 
     def column_by_line(self, path: Path, column: str) -> dict[int, str]:
-        """Return what stands in a column, by line."""
+        """Return what stands in a column, by line; "" where JSON lines of a row have none."""
         asked = replace(self.columns, keys="")
         with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
             rows = table.records(Skipped(str(path)) if self.errors == "skip" else readers.refuse)
+            filled = {column: ""} if table.is_uneven and column in table.names else {}
+            rows = (replace(row, fields={**filled, **row.fields}) for row in rows)
             return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
     def read_row(

@@ -228,7 +228,7 @@ LEVELS = tokenizers.pre_tokenizers.ByteLevel
 QWEN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 
 
-def byte_pairs(splitter, begin=None):
+def byte_pairs(splitter, begin=None, *, template=True):
     """Return a tokenizer of a published kind, with a token that ends texts."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer, backend.decoder = splitter, tokenizers.decoders.ByteLevel()
@@ -237,7 +237,7 @@ def byte_pairs(splitter, begin=None):
         initial_alphabet=sorted(LEVELS.alphabet()), show_progress=False,
     )  # fmt: skip
     backend.train_from_iterator([CODE * 3, *TEXT], trainer)
-    if begin:
+    if begin and template:
         backend.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B",
             special_tokens=[(begin, backend.token_to_id(begin))],
@@ -282,6 +282,14 @@ def test_a_file_is_its_text_between_two_ends(tmp_path, kind, end):
     tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
 
     assert tokens == [tokenizer.document_start, *tokenizer.encode(text), tokenizer.sep]
+
+
+def test_the_same_tokens_with_and_without_a_template_are_two_entries(tmp_path):
+    bare = byte_pairs(LEVELS(add_prefix_space=False), "<bos>", template=False)
+    for tokenizer in (OTHERS["gpt2 with a beginning"], bare):
+        assert tokenizer.hash == bare.hash
+        tokens, _, _ = tokens_of(tmp_path, CODE, "keep", tokenizer)
+        assert tokens[0] == tokenizer.document_start
 
 
 def test_sentence_pieces_keep_lines_and_begin_with_their_own_token(tmp_path):
@@ -419,7 +427,9 @@ def test_a_line_too_long_to_be_read_at_once_is_one_line(tmp_path, monkeypatch):
 
     tokens, _, encoded = tokens_of(tmp_path, text, "end", words)
     kept, _, _ = tokens_of(tmp_path, text, "keep")
+    _, starts, _ = tokens_of(tmp_path, f"a\n\n{text}\nend\n", "end", words, documents="separate")
 
+    assert starts == [0, 3, len(tokens) + 3]
     assert encoded.num_lines == 2
     assert encoded.num_bytes == len(text)
     assert tokens == [words.sep, *words.encode(text.splitlines()[0]), words.sep,

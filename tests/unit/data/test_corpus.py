@@ -458,6 +458,39 @@ def test_a_folder_without_text_is_named(tmp_path):
         TextFiles(train=str(tmp_path)).splits(tmp_path, 0)
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (
+            ["a/train.txt", "a/Dev.txt"],
+            r"a has splits; name one: \S*a/Dev\*'?, \S*a/train\*",
+        ),
+        (["train/1.txt", "test/1.txt"], r"name one: \S*/test, \S*/train$"),
+        (["trains.txt", "testimony.txt", "train/1.txt", "a/test.txt"], None),
+    ],
+)
+def test_a_folder_with_a_split_to_score_is_not_trained_on(tmp_path, names, shown):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a\n")
+
+    if shown is None:
+        assert len(expand_paths(str(tmp_path))) == len(names)
+    else:
+        with pytest.raises(DataError, match=shown):
+            expand_paths(str(tmp_path))
+
+
+def test_a_table_is_no_running_text_and_another_column_is_asked_for(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\na,b\n")
+    (tmp_path / "a.jsonl").write_text('{"body": "a"}\n')
+
+    with pytest.raises(DataError, match=r"a table, .* data=table_text data\.task\.train=\S*a\.csv"):
+        TextFiles(train=str(tmp_path / "a.csv")).splits(tmp_path, 0)
+    with pytest.raises(DataError, match=r"no column 'text'; there are 'body'.*data\.field=COLUMN"):
+        TextFiles(train=str(tmp_path / "a.jsonl")).splits(tmp_path, 0)
+
+
 def test_a_file_of_empty_lines_is_named(folder, tmp_path):
     write(folder, of=["", " "])
 

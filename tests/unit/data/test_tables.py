@@ -25,7 +25,7 @@ from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.documents import path_lines
 from transfer_cli.data.encodings import detect_encoding
 from transfer_cli.data.labelled import INPUT, Example
-from transfer_cli.data.layout import Layout, detect_delimiter, has_header
+from transfer_cli.data.layout import Layout, detect_delimiter, detect_quotes, has_header
 from transfer_cli.data.parquet import parquet_records
 from transfer_cli.data.readers import MAX_LINE_BYTES
 from transfer_cli.data.records import Record, label_of, text_of
@@ -385,6 +385,16 @@ def test_values_within_objects_are_named_by_dots(load, parquet, tmp_path):
         load("\n".join(map(json.dumps, rows)), "a.jsonl", text="review", label="review.of.stars")
 
 
+def test_a_cell_that_a_json_line_lacks_is_empty_in_a_column_that_others_have(load, tmp_path):
+    rows = [{"text": text, "label": label, "source": label} for text, label in ROWS]
+    del rows[3]["source"]
+    data, _ = load("\n".join(map(json.dumps, rows)), "a.jsonl")
+
+    assert data.column("train", "source") == [row.get("source", "") for row in rows]
+    with pytest.raises(DataError, match=r"line 1: no column 'sourc'.*Did you mean 'source'"):
+        data.column("train", "sourc")
+
+
 def test_numbers_of_classes_get_the_names_that_were_written_along(parquet, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     features = {"label": {"names": ["bad", "good"], "_type": "ClassLabel"}}
@@ -399,6 +409,16 @@ def test_numbers_of_classes_get_the_names_that_were_written_along(parquet, tmp_p
 
     assert data.labels == ("bad", "good")
     assert sum(map(len, data.splits.values())) == 58
+
+
+def test_texts_that_parquet_has_as_bytes_are_texts(parquet):
+    path = parquet({"text": [text.encode() for text, _ in ROWS], "label": [b"x", b"y"] * 30})
+
+    data = Table(train=str(path), validation=str(path)).load(path, 0)
+
+    assert texts_of(data)[0] == [ROWS[0][0], "x"]
+    with pytest.raises(DataError, match=r"line 2: 'text' holds .* bytes that are not UTF-8"):
+        Table(train=str(parquet({"text": [b"a", b"\xff"], "label": ["x", "y"]}))).load(path, 0)
 
 
 def test_nothing_in_a_parquet_file_is_a_bad_row(parquet):
@@ -755,6 +775,24 @@ def test_quotes_in_tsv_are_text(write):
     assert table(write("a.tsv", 'text\tlabel\nsay "hi\t1\n'), "tsv") == [
         {"text": 'say "hi', "label": "1"}
     ]
+    with pytest.raises(
+        DataError, match=r"by one '\\t' each\. If .* in quotes: data\.quotes=double"
+    ):
+        table(write("a.tsv", "text\tlabel\na\n"), "tsv")
+
+
+@pytest.mark.parametrize(
+    ("rows", "quotes"),
+    [
+        ('"he said ""wow"" today"\t1\nb\t0\n', "double"),
+        ('"two\nlines"\t1\nb\t0\n', "double"),
+        ('"all of it"\t1\n"wow" she said\t0\n', "none"),
+        ('""wow"" he said "again"\t1\nb\t0\n', "none"),
+        ('"all of it"\t1\nb\n', "none"),
+    ],
+)
+def test_quotes_between_tabs_are_letters_unless_rows_say_otherwise(rows, quotes):
+    assert detect_quotes(["text\tlabel", *rows.splitlines()], "\t", "none") == quotes
 
 
 def test_columns_without_header_are_numbered_from_one(write):

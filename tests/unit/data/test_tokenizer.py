@@ -256,6 +256,21 @@ def test_a_file_with_berts_names_keeps_our_promises(tmp_path: Path):
     assert not {tokenizer.cls, tokenizer.mask} & set(tokenizer.encode("[CLS] [MASK]"))
 
 
+def test_entries_that_look_like_special_tokens_are_none_beside_those_that_are(tmp_path: Path):
+    content = json.loads(strange_file())  # MPNet's: BERT's entries, and special ones around them
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    content["model"]["vocab"] |= {name: 8 + number for number, name in enumerate(names)}
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    backend.add_special_tokens(["<s>", "<pad>", "</s>", "<mask>"])
+
+    tokenizer = LibraryTokenizer(backend)
+
+    numbers = [getattr(tokenizer, kind) for kind in ("pad", "unk", "cls", "sep", "mask")]
+    assert tokenizer.pieces(numbers) == ["<pad>", "[UNK]", "<s>", "</s>", "<mask>"]
+    tokenizer.save(tmp_path / "stored.json")
+    assert LibraryTokenizer.load(tmp_path / "stored.json").hash == tokenizer.hash
+
+
 def test_a_file_that_does_not_split_brackets_keeps_special_names_out(tmp_path: Path):
     path = tmp_path / "words.json"
     path.write_text(strange_file(pre_tokenizer={"type": "WhitespaceSplit"}))
@@ -301,8 +316,15 @@ def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
     BYTES.save(tmp_path / "two.json")
     one, two = FromFile(str(tmp_path / "one.json")), FromFile(str(tmp_path / "two.json"))
 
-    assert one.make(lines).hash == WORDPIECE.hash
-    assert one.key() != two.key()
+    backend = tokenizers.Tokenizer.from_file(one.path)
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", WORDPIECE.cls)]
+    )
+    backend.save(str(tmp_path / "begun.json"))
+    begun = FromFile(str(tmp_path / "begun.json"))
+
+    assert one.make(lines).hash == begun.make(lines).hash == WORDPIECE.hash
+    assert len({one.key(), two.key(), begun.key()}) == 3
 
 
 def test_sentinels_stand_behind_the_others_and_are_in_no_text():

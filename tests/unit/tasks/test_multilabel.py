@@ -203,6 +203,8 @@ def test_one_label_a_row_is_for_another_task(load):
         load(*(f"this is text number {n},{'ab'[n % 2]}" for n in range(100)))
     with pytest.raises(DataError, match=r"has one label; data\.separator=semicolon parts them"):
         load(*(row.replace("|", ";") for row in ROWS if not row.endswith(",")))
+    with pytest.raises(DataError, match=r"data\.separator=comma parts them; if .*, data=table"):
+        load(*(f'this is text number {n},"{("a, b", "b", "c,a")[n % 3]}"' for n in range(60)))
 
 
 @pytest.mark.parametrize(

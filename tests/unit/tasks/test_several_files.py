@@ -223,6 +223,12 @@ def test_spellings_are_joined_under_the_commonest_and_of_two_the_first():
     assert LabelRules(least=1).learnt_names(counts, "a") == {label: label for label in counts}
 
 
+def test_a_whole_number_with_a_zero_behind_its_point_is_that_number(write):
+    assert LabelRules(merge=True, least=1).learnt_names({"1": 2, "1.0": 1}, "a")["1.0"] == "1"
+    assert LabelRules().known_name("-1.0", ["-1", "1.5"]) == "-1"
+    assert LabelRules().known_name("1.50", ["-1", "1.5"]) == "1.50"
+
+
 def test_the_spellings_of_tickets_are_twelve_labels(write):
     def loaded(**options):
         path = write("a.csv", [(f'"{text}"', label) for text, label in tickets.rows()])
@@ -250,7 +256,7 @@ def test_what_is_rare_is_kept_dropped_or_joined_in_all_splits(
     options, labels, train, test, write, caplog
 ):
     write("a.csv", RARE)
-    write("t.csv", [("c letter", "letter"), ("c fax", "fax")])
+    write("t.csv", [("c letter", "letter"), ("c fax", "fax"), ("c yes", "yes")])
 
     table = Table(train="a.csv", test="t.csv", **options)
     data = table.given_splits(None)
@@ -258,9 +264,25 @@ def test_what_is_rare_is_kept_dropped_or_joined_in_all_splits(
 
     assert data.labels == labels
     assert len(data.splits["train"]) == train
-    assert [label for _, label in given(table, "test")] == test
-    assert [labels[example.label] for example in scored.splits[INPUT]] == test
+    assert [label for _, label in given(table, "test")] == [*test, "yes"]
+    assert [labels[example.label] for example in scored.splits[INPUT]] == [*test, "yes"]
     assert ("'fax' 1" in caplog.text) is (options.get("least") != 1)
+
+
+def test_a_split_none_of_whose_labels_was_learnt_is_refused(write):
+    write("a.csv", RARE)
+    write("t.csv", [("c fax", "fax"), ("d fax", "fax")])
+
+    with pytest.raises(
+        DataError, match=r"data\.test: none of its labels was learnt; say data\.rare="
+    ):
+        Table(train="a.csv", test="t.csv", rare="drop").given_splits(None)
+    scored = Table(train="t.csv", rare="drop").as_input_split(ANY)
+    with pytest.raises(DataError, match=r"t\.csv: this run left all of its labels out"):
+        scored.with_label_numbers(("no", "yes"))
+    write("a.csv")
+    with pytest.raises(DataError, match=r"the label 'fax' of test is not among the 2 labels"):
+        Table(train="a.csv", test="t.csv", rare="other").given_splits(None)
 
 
 def test_a_rare_label_of_several_leaves_its_row(write):
