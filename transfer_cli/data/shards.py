@@ -112,8 +112,9 @@ class Shard:
     @property
     def _rule(self) -> dict[str, Any]:
         """What else decides them, where lines do not end with the separator."""
-        split, first = self.split, self.tokenizer.document_start  # which is not in the hash
-        rule = {"lines": split.rule, "begins": split.begins_by, "first": first}
+        split, first = self.split, self.tokenizer.before_text
+        rule: dict[str, Any] = {"lines": split.rule, "begins": split.begins_by}
+        rule |= {} if first is None else {"first": first}  # of a template, not in the hash
         return {} if split.rule == "end" else rule
 
     @cached_property
