@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os.path import lexists
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import version
@@ -119,7 +120,22 @@ def load_config(command: str, request: Request, *, keep_hydra: bool = False) -> 
     if not keep_hydra:
         with open_dict(config):
             del config["hydra"]
+    _name_by_text(config)
     return config
+
+
+def _name_by_text(node: DictConfig) -> None:
+    """Name by a text what Hydra has named by a number, or by true: labels of data are such."""
+    if not all(isinstance(name, str) for name in node):
+        plain: Any = OmegaConf.to_container(node, resolve=False)
+        with open_dict(node):
+            for name, value in plain.items():
+                del node[name]
+                node[str(name).lower() if isinstance(name, bool) else str(name)] = value
+    for name in node:
+        below = node._get_node(name)
+        if isinstance(below, DictConfig) and isinstance(below._content, dict):
+            _name_by_text(below)
 
 
 def check_config_dir(request: Request) -> None:

@@ -188,9 +188,9 @@ class PlainKeys:
 def _literal(value: Any, key: str) -> str:
     """Return a value as Hydra's grammar reads it."""
     if isinstance(value, Mapping):
-        names = {name: _OF_GRAMMAR.sub(r"\\\g<0>", name) for name in value}
-        inside = ",".join(f"{names[name]}:{_literal(v, key)}" for name, v in value.items())
-        return f"{{{inside}}}"
+        names = [_OF_GRAMMAR.sub(r"\\\g<0>", str(name)) for name in value]
+        inside = (_literal(below, key) for below in value.values())
+        return f"{{{','.join(map(':'.join, zip(names, inside, strict=True)))}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(_literal(item, key) for item in value)}]"
     if value is None or isinstance(value, bool):

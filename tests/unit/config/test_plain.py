@@ -8,6 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from transfer_cli.commands.presets import init, presets
+from transfer_cli.config.check import check_config
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import options
@@ -67,6 +68,9 @@ SAME = {
         "schedule=linear", "schedule.warmup=0.2", "adaptation/penalty=l2_sp",
         "data@source.data=wikitext2",
     ),
+    "objective: {class_weight: {'0': 2, 'a b': 1, 'true': 3}}": (
+        r"objective.class_weight={0:2,a\ b:1,true:3}",
+    ),
     "adaptation: {full: {penalty: null}}": ("adaptation=full", "~adaptation/penalty"),
     "tokenizer: {add: ['<a>', 'b c']}\ndata: table\ndata.train: a.csv": (
         "tokenizer.add=['<a>','b c']", "data=table", "data.train=a.csv",
@@ -77,6 +81,16 @@ SAME = {
 @pytest.mark.parametrize(("text", "words"), SAME.items())
 def test_a_file_means_the_same_as_the_words(write, text, words):
     assert config_of(write(text)) == config_of(*words)
+
+
+def test_names_in_a_mapping_are_texts_wherever_they_come_from():
+    given = {"objective": {"class_weight": {0: 2, 1.5: 1, True: 3}}}
+
+    request = with_key_files("finetune", ALL["finetune"], parse_request([], "finetune"), given)
+
+    weights = compose("finetune", request).config.objective.class_weight
+    assert weights == {"0": 2, "1.5": 1, "true": 3}
+    check_config(config_of("objective.class_weight={0:2,true:1}"), "finetune")
 
 
 @pytest.mark.parametrize(
