@@ -47,7 +47,7 @@ from transfer_cli.terminal import Column, Line, Page, TextTable
 
 VERSION_BASE = "1.3"
 
-_HYDRA_KEYS = ("hydra.", "hydra/")
+_HYDRA_KEYS = ("hydra.", "hydra/", "hydra=")
 _ALLOWED = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=", "hydra.mode=")
 """What may be typed of Hydra's own keys: who runs the jobs of a sweep, and where."""
 

@@ -127,7 +127,11 @@ def _parts_of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
     from transfer_cli.config import compose, stored  # which import Hydra
 
     lines = read_text(file.with_name("overrides.txt")).splitlines()
-    typed = [word for word in lines if not _is_set_anew(_key(word))]
+    words = compose.without_hydra_keys(lines)
+    # The preset of a sweep goes, and what it chooses stays.
+    sweeps = [choice for word in words if _key(word) == "sweep" and (choice := keys.choice(word))]
+    typed = [keys.as_word(part, set(), set()) for s in sweeps for part in keys.chosen_by(s)]
+    typed += [word for word in words if not _is_set_anew(_key(word))]
     yield from typed
     request = Request(tuple(typed), config_dir=keys.config_dir)
     start = f"{file.with_name('overrides.txt')}: "
@@ -142,4 +146,4 @@ def _parts_of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
 def _is_set_anew(key: str) -> bool:
     """Return whether a repetition has something else; what a budget chose is not chosen again."""
     of_budget = ("budget", "models", "dial.foreseen")
-    return key == "run.dir" or key in of_budget or Role.NAMES_RUN in role_of(key)
+    return key in of_budget or bool((Role.NAMES_RUN | Role.OTHERS) & role_of(key))

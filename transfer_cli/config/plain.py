@@ -109,14 +109,19 @@ class PlainKeys:
         """Return where options that are chosen put others."""
         places, left = set(_TEXTS), list(choices)
         while left:
-            choice = left.pop()
-            for name in choice.names:
-                file = self.options(choice.group).get(name)
-                option = file and describe.Option(choice.group, name, "", file)
-                for group, place, names in option.choices() if option else ():
-                    places.add(place)
-                    left += [ChosenOptions(group, names, group)] if not place else []
+            for choice in self.chosen_by(left.pop()):
+                places.add(choice.place)
+                left += [] if "@" in choice.typed else [choice]
         return places
+
+    def chosen_by(self, choice: ChosenOptions) -> Iterator[ChosenOptions]:
+        """Yield the options that options are put together from."""
+        files = self.options(choice.group)
+        for name in files.keys() & choice.names:
+            for group, place, names in describe.Option(
+                choice.group, name, "", files[name]
+            ).choices():
+                yield ChosenOptions(group, names, place or group.replace("/", "."))
 
     def as_word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
         """Return a part of a file as it is typed.

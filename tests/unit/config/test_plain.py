@@ -156,6 +156,16 @@ def test_what_was_typed_for_a_run_and_is_wrong_by_now_ends_in_a_line(write):
         request_of(write("seed: 1", "run/config.yaml"))
 
 
+def test_a_job_of_a_sweep_is_repeated_alone_whoever_typed_its_words(write):
+    write("sweep=ladder\nmodel.depth=3\nsweep.workers=2\nhydra/launcher=submitit_slurm\n"
+          "hydra.launcher.setup=[touch]\nhydra={mode:MULTIRUN}\n", "run/overrides.txt")  # fmt: skip
+
+    request = request_of(write("sweep: {workers: 2}", "run/config.yaml"), command="pretrain")
+
+    assert request.overrides == ("model=dial", "model.depth=3")
+    assert not request.multirun
+
+
 def test_a_file_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"gone\.yaml"):
         request_of("gone.yaml")
