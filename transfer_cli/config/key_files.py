@@ -58,8 +58,8 @@ def for_hydra(request: Request, command: Command) -> Request:
     if command.positionals:
         places = [key for key, _ in command.positionals]
         typed = as_overrides(typed, places, command.text_key, command.list_keys, command.files)
-    below = tuple(f"{key}." for key in command.open_sections)
-    typed = tuple(f"++{word}" if below and word.startswith(below) else word for word in typed)
+    free = ("sweep.over=", *(f"{key}." for key in command.open_sections))
+    typed = tuple(f"++{word}" if word.startswith(free) else word for word in typed)
     return replace(request, overrides=typed)
 
 
@@ -67,6 +67,7 @@ def swept_words(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the words that sweep keys of a command over plain values that were given."""
     keys, words = PlainKeys(name), []
     for key, values in over.items():
+        values = values.tolist() if hasattr(values, "tolist") else values
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"over: {key}: expected a list of values, got {values!r:.60}")
         if any(isinstance(value, Mapping) for value in values):

@@ -135,7 +135,9 @@ class PlainKeys:
         if isinstance(part, tuple):
             key, value = DECLARED_KEYS.get(part[0], part[0]), part[1]
             shown = value if key in raw and isinstance(value, str) else _literal(value, key)
-            added = "++" if key.startswith(tuple(f"{name}." for name in self.named)) else ""
+            is_open = isinstance(value, Mapping) and key in describe.declared_keys(self.name)
+            is_named = key.startswith(tuple(f"{name}." for name in self.named))
+            added = "++" if is_named or is_open else ""
             return f"{added}{key}={shown}"
         if part.names == ["null"]:
             return f"~{part.typed}"
@@ -191,7 +193,8 @@ class PlainKeys:
 
 
 def _literal(value: Any, key: str) -> str:
-    """Return a value as Hydra's grammar reads it."""
+    """Return a value as Hydra's grammar reads it; one of numpy or torch is taken as Python's."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         names = [_OF_GRAMMAR.sub(r"\\\g<0>", str(name)) for name in value]
         inside = (_literal(below, key) for below in value.values())

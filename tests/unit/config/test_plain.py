@@ -3,6 +3,7 @@
 import json
 import shlex
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -14,7 +15,7 @@ from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import options
 from transfer_cli.config.editor_schema import editor_schema
 from transfer_cli.config.flags import parse_request
-from transfer_cli.config.key_files import for_hydra, with_key_files
+from transfer_cli.config.key_files import for_hydra, swept_words, with_key_files
 from transfer_cli.config.plain_yaml import read_mapping, scalar
 from transfer_cli.errors import ConfigError
 
@@ -83,13 +84,14 @@ def test_a_file_means_the_same_as_the_words(write, text, words):
     assert config_of(write(text)) == config_of(*words)
 
 
-def test_names_in_a_mapping_are_texts_wherever_they_come_from():
-    given = {"objective": {"class_weight": {0: 2, 1.5: 1, True: 3}}}
+def test_names_in_a_mapping_are_texts_and_numbers_may_be_those_of_numpy():
+    given = {"objective": {"class_weight": {0: np.float64(2), 1.5: 1, True: 3}}}
 
     request = with_key_files("finetune", ALL["finetune"], parse_request([], "finetune"), given)
 
     weights = compose("finetune", request).config.objective.class_weight
     assert weights == {"0": 2, "1.5": 1, "true": 3}
+    assert swept_words("finetune", {"seed": np.arange(2)}) == ["seed=0,1"]
     check_config(config_of("objective.class_weight={0:2,true:1}"), "finetune")
 
 
@@ -117,6 +119,7 @@ def test_a_preset_of_a_sweep_in_a_file_sweeps(write):
     file = write("sweep: lr")
 
     assert request_of(file).multirun
+    assert request_of(write("sweep: {over: {seed: '0,1'}}", "over.yaml")).multirun
     assert not request_of(file, "--job", "reason").multirun
 
 

@@ -368,6 +368,21 @@ def test_what_is_typed_wins_over_a_preset():
     assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
 
 
+def test_what_a_file_sweeps_may_be_a_list():
+    words = ["++sweep.over={seed:[0,1],optimizer.betas:[[0.8,0.9]]}"]
+
+    configs, _, _ = run(words, "finetune")
+
+    assert [(config.seed, config.optimizer.betas) for config in configs] == [
+        (0, [0.8, 0.9]), (1, [0.8, 0.9]),
+    ]  # fmt: skip
+
+
+def test_presets_of_a_sweep_are_combined_and_not_swept():
+    with pytest.raises(ConfigError, match=r"type sweep=\[lr,seeds\]"):
+        run(["-m", "sweep=lr,seeds"], "finetune")
+
+
 @pytest.mark.slow
 def test_schemes_are_compared_each_at_its_own_rate_unless_one_is_typed():
     words = ["sweep=schemes", "adaptation=full,lora,gradual_unfreezing"]
