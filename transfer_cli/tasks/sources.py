@@ -225,7 +225,9 @@ class LabelledFiles(LabelledSource):
         """The files of each split that has some."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         paths = {
-            name: self.files_of(files, f"data.{name}") for name, files in given.items() if files
+            name: self.files_of(files, f"data.{name}")
+            for name, files in given.items()
+            if files or name == "train"
         }
         if any(len(files) > 1 for files in paths.values()):
             check_disjoint(paths)
@@ -241,6 +243,8 @@ class LabelledFiles(LabelledSource):
         with raised_as(DataError, f"{key}: ", DataError):
             read_as = getattr(self, "format", None)
             names = [given] if isinstance(given, str) else given
+            if not names or not all(names):
+                raise DataError("names no file; give a file, a folder or a glob")
             return files_of_one_format(names, self.suffixes, read_as, self.is_one_file)
 
     def is_one_file(self, folder: Path) -> bool:

@@ -16,7 +16,7 @@ from tests.sweeping import run
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import parse_request
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.errors import ConfigError, PrunedError, StoppedError
+from transfer_cli.errors import ConfigError, PrunedError, RunError, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepRequest
 from transfer_cli.sweeps import jobs as working
 from transfer_cli.sweeps.grid import log_data_changes
@@ -110,6 +110,14 @@ def test_a_folder_that_hydra_cannot_read_ends_in_a_line(key):
 def test_a_sweep_has_one_folder(key):
     with pytest.raises(ConfigError, match=rf"^{key}: .*one folder"):
         run(["-m", "seed=1,2", f"{key}=a,b"])
+
+
+@pytest.mark.parametrize("place", ["afile", "afile/x"])
+def test_a_sweep_is_no_file(place):
+    Path("afile").touch()
+
+    with pytest.raises(RunError, match=f"^{place} cannot be written"):
+        run(["-m", "seed=1,2", f"run.dir={place}"])
 
 
 @pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
