@@ -85,15 +85,17 @@ def _is_file(word: str) -> bool:
 
 
 def _unless_typed(words: Sequence[str], typed: Mapping[str, ChosenOptions | None]) -> list[str]:
-    """Return words of files, but for keys that were typed, and keys of options of others."""
-    typed_keys = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
-    others = tuple(
-        f"{choice.place}."
-        for word, choice in typed.items()
-        for said in words
-        if choice and _key(said) == choice.typed and _value(said) != _value(word)
-    )
-    return [w for w in words if _key(w) not in typed_keys and not _key(w).startswith(others)]
+    """Return words of files, but for what was typed, and options and keys of other options."""
+    said = {_key(word): _value(word) for word in words}
+    gone = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
+    others: list[str] = []
+    for word, choice in typed.items():
+        if choice is None or said.get(choice.typed) == _value(word):
+            continue
+        chosen = [key for key in said if f"{key}/".startswith(f"{choice.typed}/")]
+        gone |= {*chosen}
+        others += [f"{key.rpartition('@')[2].replace('/', '.')}." for key in chosen]
+    return [w for w in words if _key(w) not in gone and not _key(w).startswith(tuple(others))]
 
 
 def _key(word: str) -> str:

@@ -132,6 +132,9 @@ def test_what_is_typed_wins(write):
     typed = ("seed=2", "schedule=linear", "adaptation.edits.lora.rank=2")
     assert config_of(*typed, file) == config_of("adaptation/edits=[lora]", "loop.steps=7", *typed)
     assert config_of("--config", file, "seed=2").seed == 2
+    assert config_of(file, "adaptation=full") == config_of(
+        "adaptation=full", "loop.steps=7", "seed=1", "schedule=cosine", "schedule.floor=0.1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,10 @@ def test_what_is_typed_wins(write):
         ("seed: 1\nseed: 2", "duplicate"),
         ("lopp: {steps: 1}", "lopp.steps"),
         ("adaptation: lorra", "adaptation=lorra"),
-        ("model: {}", "^model: "),
+        *((text, f"^{text[:-4]}: holds nothing") for text in ("model: {}", "sweep: {}")),
+        *((text, f"^{text[:-1]}: holds nothing") for text in ("optimizer:", "loop:")),
+        ("nosuch: {}", "nosuch"),
+        ("adaptation: {lora: {}, store: trained}", r"'adaptation=lora'"),
         ("data: {_target_: os.system}", "my.yaml"),
     ],
 )
