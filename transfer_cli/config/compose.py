@@ -331,6 +331,8 @@ def _broken_override(override: str, command: str, request: Request) -> str:
         if Path(override).is_file():
             return f"{override}: say what it is for, such as {_data_words(override, command)}"
         close = suggest_key(override, command, request.config_dir)
+        if close == f" Did you mean {override!r}?":
+            return f"{override}: has no value; type {override}=VALUE"
         if not close and Path(override).is_dir():
             close = f" Did you mean 'init_from={override}'?"
         rest = close.replace(" ", ". ", 1) or (
@@ -358,10 +360,14 @@ def _unknown_key(
     if owners and not request.multirun:
         have = "has it" if len(owners) == 1 else "have it"
         return f"{key}: no such key with the options that are chosen; {list_names(owners)} {have}"
+    if parent == "losses":
+        close = _nearest_key(cause, choices, 0.5)
+        return f"{key}: there is no such loss.{close} Add one by +objective@{cause.full_key}=OPTION"
     # A slip beside what is meant comes before what others call so.
-    near = 0.85 if parent else 0.8
-    close = _nearest_key(cause, choices, near) if parent or key == cause.full_key else ""
-    close = close or ("" if owners else suggest_key(key, command, request.config_dir))
+    close = _nearest_key(cause, choices, 0.85) if parent or key == cause.full_key else ""
+    # What is wrong in a folder of one's own is not looked for in that folder.
+    own = None if where else request.config_dir
+    close = close or ("" if owners else suggest_key(key, command, own))
     close = close or _nearest_key(cause, choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
