@@ -240,6 +240,7 @@ def test_a_model_of_the_hub_is_loaded(tmp_path, monkeypatch):
         (lambda run: transfer_cli.load(run).generate("Who"), "causal"),
         (lambda run: transfer_cli.load(run).predict([3]), "text"),
         (lambda run: transfer_cli.report(run / "gone"), "gone"),
+        (lambda run: transfer_cli.report([]), "no path"),
         (lambda run: transfer_cli.sweep("evaluate"), "command"),
         (lambda run: transfer_cli.sweep("finetune", init_from=run), "over"),
         (lambda run: transfer_cli.sweep("finetune", over={"seed": 3}), "over: seed"),

@@ -30,6 +30,9 @@ from transfer_cli.errors import (
 MAX_NUMBER = 2**62
 """Bound of all numbers in a config: torch and numpy compute with 64 bits."""
 
+_SWITCHES = {"true": True, "on": True, "false": False, "off": False}
+"""Texts that mean true or false where a key takes other words, too."""
+
 _MINUTES_OF_A_YEAR = 365 * 24 * 60
 
 
@@ -141,6 +144,8 @@ def _check_choices(config: DictConfig, command: str) -> None:
         value = node.get(name) if is_plain and scope in ([], [command]) else None
         if value is None or "..." in words:
             continue
+        if isinstance(value, str) and "false" in words.split():
+            node[name] = value = _SWITCHES.get(value.lower(), value)
         for word in value if isinstance(value, ListConfig) else [value]:
             one_of(typed_key, str(word).lower() if word in (True, False) else word, words.split())
 

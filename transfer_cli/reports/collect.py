@@ -92,7 +92,8 @@ def collect(paths: Iterable[Path]) -> CollectedRuns:
                 collected.problems.append(why)
     if not collected.runs and not collected.standings:
         more = f" (and {len(collected.problems) - 1} more)" if len(collected.problems) > 1 else ""
-        raise ConfigError(f"nothing to report: {collected.problems[0]}{more}")
+        why = next(iter(collected.problems), "no path is given")
+        raise ConfigError(f"nothing to report: {why}{more}")
     collected.runs = _with_short_names(collected.runs)
     return collected
 

@@ -95,6 +95,14 @@ def test_names_in_a_mapping_are_texts_and_numbers_may_be_those_of_numpy():
     check_config(config_of("objective.class_weight={0:2,true:1}"), "finetune")
 
 
+def test_a_text_may_say_true_or_false_where_a_key_takes_other_words(write):
+    config = config_of(write("loop: {compile: 'false', cuda_graphs: off, average: ema}"))
+
+    check_config(config, "finetune")
+
+    assert (config.loop.compile, config.loop.cuda_graphs) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
