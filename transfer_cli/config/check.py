@@ -30,9 +30,6 @@ from transfer_cli.errors import (
 MAX_NUMBER = 2**62
 """Bound of all numbers in a config: torch and numpy compute with 64 bits."""
 
-_SWITCHES = {"true": True, "on": True, "false": False, "off": False}
-"""Texts that mean true or false where a key takes other words, too."""
-
 _MINUTES_OF_A_YEAR = 365 * 24 * 60
 
 
@@ -136,6 +133,7 @@ def _check_choices(config: DictConfig, command: str) -> None:
     """Refuse plain values that are none of the words that their key takes."""
     if OmegaConf.select(config, "cost.energy") == "False":  # an `off` without quotes, to YAML
         config.cost.energy = "off"
+    switches = {"true": True, "on": True, "false": False, "off": False}
     for place, words in CHOICES.items():
         *scope, typed_key = place.split()
         section, _, name = DECLARED_KEYS.get(typed_key, typed_key).rpartition(".")
@@ -145,7 +143,7 @@ def _check_choices(config: DictConfig, command: str) -> None:
         if value is None or "..." in words:
             continue
         if isinstance(value, str) and "false" in words.split():
-            node[name] = value = _SWITCHES.get(value.lower(), value)
+            node[name] = value = switches.get(value.lower(), value)
         for word in value if isinstance(value, ListConfig) else [value]:
             one_of(typed_key, str(word).lower() if word in (True, False) else word, words.split())
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os.path import lexists
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra import version
@@ -127,9 +126,9 @@ def load_config(command: str, request: Request, *, keep_hydra: bool = False) -> 
 def _name_by_text(node: DictConfig) -> None:
     """Name by a text what Hydra has named by a number, or by true: labels of data are such."""
     if not all(isinstance(name, str) for name in node):
-        plain: Any = OmegaConf.to_container(node, resolve=False)
         with open_dict(node):
-            for name, value in plain.items():
+            for name in [*node]:
+                value = node._get_node(name)
                 del node[name]
                 node[str(name).lower() if isinstance(name, bool) else str(name)] = value
     for name in node:
@@ -365,7 +364,6 @@ def _unknown_key(
         return f"{key}: there is no such loss.{close} Add one by +objective@{cause.full_key}=OPTION"
     # A slip beside what is meant comes before what others call so.
     close = _nearest_key(cause, choices, 0.85) if parent or key == cause.full_key else ""
-    # What is wrong in a folder of one's own is not looked for in that folder.
     own = None if where else request.config_dir
     close = close or ("" if owners else suggest_key(key, command, own))
     close = close or _nearest_key(cause, choices, 0.6 if parent else 0.75)

@@ -177,10 +177,8 @@ def _declared(word: str) -> str:
 
 def chooses_sweep(words: Sequence[str]) -> bool:
     """Return whether a preset, what is swept, or Hydra's mode makes a sweep of the command."""
-    makes = re.compile(
-        r"\+*(hydra\.mode=['\"]?(RunMode\.)?MULTIRUN['\"]?|sweep\.over=.*)", re.DOTALL
-    )
-    if any(makes.fullmatch(word) for word in words):
+    makes = r"(?s)\+*(hydra\.mode=['\"]?(RunMode\.)?MULTIRUN['\"]?|sweep\.over=.*)"
+    if any(re.fullmatch(makes, word) for word in words):
         return True
     chosen = [word.partition("=")[2] for word in words if word.startswith("sweep=")]
     return bool(chosen) and chosen[-1] not in ("", "null")

@@ -73,9 +73,9 @@ def swept_words(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
         if any(isinstance(value, Mapping) for value in values):
             raise ConfigError(f"over: {key}: a value is a mapping; give the keys in it, with dots")
         parts = [part for value in values for part in keys.parts({key: value})]
-        typed = [keys.as_word(part, known=set(), raw=set()) for part in parts]
-        if any(word.startswith("~") for word in typed):
+        if any(isinstance(part, ChosenOptions) and part.names == ["null"] for part in parts):
             raise ConfigError(f"over: {key}: null leaves an option out, which no sweep can")
+        typed = [keys.as_word(part, known=set(), raw=set()) for part in parts]
         words.append(f"{typed[0].partition('=')[0]}={','.join(map(_value, typed))}")
     return words
 

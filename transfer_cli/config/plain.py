@@ -27,12 +27,6 @@ _PLACES = {
 }
 """Keys at which there is a group in a place of its own -> the group."""
 
-_NEEDED = ("adaptation", "objective", "optimizer", "schedule")
-"""Groups of which a run always has an option."""
-
-_NAMED_ONCE = (*ONE_OPTION, "experiment", "sweep")
-"""Groups of which a file names an option, if it names the group."""
-
 _OF_GRAMMAR = re.compile(r"[\\()\[\]{}:=, \t]")
 """What Hydra reads otherwise in the name of a value of a mapping."""
 
@@ -123,10 +117,9 @@ class PlainKeys:
     def chosen_by(self, choice: ChosenOptions) -> Iterator[ChosenOptions]:
         """Yield the options that options are put together from."""
         files = self.options(choice.group)
-        for name in files.keys() & choice.names:
-            for group, place, names in describe.Option(
-                choice.group, name, "", files[name]
-            ).choices():
+        for name in filter(files.__contains__, choice.names):
+            option = describe.Option(choice.group, name, "", files[name])
+            for group, place, names in option.choices():
                 yield ChosenOptions(group, names, place or group.replace("/", "."))
 
     def as_word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
@@ -145,13 +138,11 @@ class PlainKeys:
             is_named = key.startswith(tuple(f"{name}." for name in self.named))
             added = "++" if is_named or is_open else ""
             return f"{added}{key}={shown}"
-        is_left_out = part.names == ["null"]
-        if (is_left_out and part.typed in _NEEDED) or (
-            not part.names and part.group in _NAMED_ONCE
-        ):
-            raise ConfigError(f"{part.place}: holds nothing; name an option, or leave it out")
-        if is_left_out:
+        needed = ("adaptation", "objective", "optimizer", "schedule")
+        if part.names == ["null"] and part.typed not in needed:
             return f"~{part.typed}"
+        if part.names == ["null"] or (not part.names and part.group in {*ONE_OPTION, "sweep"}):
+            raise ConfigError(f"{part.place}: holds nothing; name an option, or leave it out")
         shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
         return f"{self._added(part, known)}{part.typed}={shown}"
 
@@ -165,14 +156,13 @@ class PlainKeys:
         for name, value in values.items():
             key = f"{above}{name}"
             group, place = self.group_at(key)
-            if group:
-                yield from self._group_parts(group, place, key, value)
-                continue
             is_key = key in self._keys and key not in self.named
             is_section = not is_key and any(known.startswith(f"{key}.") for known in self._keys)
-            if value is None and is_section:
+            if group:
+                yield from self._group_parts(group, place, key, value)
+            elif value is None and is_section:
                 raise ConfigError(f"{key}: holds nothing; name a key in it, or leave it out")
-            if isinstance(value, Mapping) and not is_key and (value or is_section):
+            elif isinstance(value, Mapping) and not is_key and (value or is_section):
                 yield from self.parts(value, f"{key}.")
             else:
                 yield key, value

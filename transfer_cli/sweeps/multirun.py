@@ -33,8 +33,8 @@ def run_sweep(jobs: Jobs, folder: Path) -> None:
     typed = without_hydra_keys(request.overrides)
     swept = _swept_by_preset(first)
     preset = [
-        swept_words(command, {key: values})[0] if isinstance(values, list) else f"{key}={values}"
-        for key, values in swept.items()
+        swept_words(command, {k: v})[0] if isinstance(v, list) else f"{k}={v}"
+        for k, v in swept.items()
     ]
     # Of several for a key, the last counts: what is typed wins over what a preset sweeps.
     overrides = {
@@ -42,10 +42,7 @@ def run_sweep(jobs: Jobs, folder: Path) -> None:
         for override in parsed_overrides(command, request, [*preset, *typed])
     }
     if "sweep" in overrides and overrides["sweep"].is_sweep_override():
-        presets = request.value_of("sweep")
-        raise ConfigError(
-            f"sweep={presets}: for the combinations of several presets type sweep=[{presets}]"
-        )
+        raise ConfigError("sweep: takes one preset, or all combinations of several: sweep=[A,B]")
     not_typed = frozenset(swept) - {word.partition("=")[0] for word in typed}
     launcher = first.hydra.runtime.choices["hydra/launcher"]
     # Below a root again: `submitit_folder` names `hydra.sweep.dir`.

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,13 +97,10 @@ class Search(Planner):
     def _with_aim(self, settings: SweepConfig, metrics: Sequence[Metric]) -> SweepConfig:
         """Return settings with the objective as `split/measure`, if it is one, and a direction."""
         measure = _MEASURE.fullmatch(settings.objective)
-        numbers = [key for key, _ in flat_items(asdict(Results()))]
-        if measure is None and "." not in settings.objective and settings.objective not in numbers:
-            places = [*(f"validation/{metric.name}" for metric in metrics), *numbers]
-            near = [key for key in places if key.endswith(settings.objective)]
+        is_place = "." in settings.objective or settings.objective in Results.__dataclass_fields__
+        if measure is None and not is_place:
             raise ConfigError(
-                f"sweep.objective: results.json has no number {settings.objective!r}; type where "
-                f"it stands, such as {(near or places)[0]}"
+                f"sweep.objective: type where {settings.objective} stands, as validation/accuracy"
             )
         if measure is not None:
             settings = replace(settings, objective=f"{measure['split']}/{measure['name']}")

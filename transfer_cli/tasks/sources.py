@@ -223,11 +223,9 @@ class LabelledFiles(LabelledSource):
     @property
     def paths(self) -> dict[str, list[Path]]:
         """The files of each split that has some."""
-        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        given = {"train": self.train or [""], "validation": self.validation, "test": self.test}
         paths = {
-            name: self.files_of(files, f"data.{name}")
-            for name, files in given.items()
-            if files or name == "train"
+            name: self.files_of(files, f"data.{name}") for name, files in given.items() if files
         }
         if any(len(files) > 1 for files in paths.values()):
             check_disjoint(paths)

@@ -110,14 +110,9 @@ def test_a_folder_that_hydra_cannot_read_ends_in_a_line(key):
 def test_a_sweep_has_one_folder(key):
     with pytest.raises(ConfigError, match=rf"^{key}: .*one folder"):
         run(["-m", "seed=1,2", f"{key}=a,b"])
-
-
-@pytest.mark.parametrize("place", ["afile", "afile/x"])
-def test_a_sweep_is_no_file(place):
     Path("afile").touch()
-
-    with pytest.raises(RunError, match=f"^{place} cannot be written"):
-        run(["-m", "seed=1,2", f"run.dir={place}"])
+    with pytest.raises(RunError, match=r"^.*afile.* cannot be written"):
+        run(["-m", "seed=1,2", f"{key}=afile/x"])
 
 
 @pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
@@ -376,18 +371,11 @@ def test_what_is_typed_wins_over_a_preset():
     assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
 
 
-def test_what_a_file_sweeps_may_be_a_list():
-    words = ["++sweep.over={seed:[0,1],optimizer.betas:[[0.8,0.9]]}"]
+def test_what_a_file_sweeps_may_be_a_list_and_presets_are_not_swept():
+    configs, _, _ = run(["++sweep.over={seed:[0,1]}"], "finetune")
 
-    configs, _, _ = run(words, "finetune")
-
-    assert [(config.seed, config.optimizer.betas) for config in configs] == [
-        (0, [0.8, 0.9]), (1, [0.8, 0.9]),
-    ]  # fmt: skip
-
-
-def test_presets_of_a_sweep_are_combined_and_not_swept():
-    with pytest.raises(ConfigError, match=r"type sweep=\[lr,seeds\]"):
+    assert [config.seed for config in configs] == [0, 1]
+    with pytest.raises(ConfigError, match=r"^sweep: takes one preset"):
         run(["-m", "sweep=lr,seeds"], "finetune")
 
 
