@@ -133,7 +133,6 @@ def _check_choices(config: DictConfig, command: str) -> None:
     """Refuse plain values that are none of the words that their key takes."""
     if OmegaConf.select(config, "cost.energy") == "False":  # an `off` without quotes, to YAML
         config.cost.energy = "off"
-    switches = {"true": True, "on": True, "false": False, "off": False}
     for place, words in CHOICES.items():
         *scope, typed_key = place.split()
         section, _, name = DECLARED_KEYS.get(typed_key, typed_key).rpartition(".")
@@ -142,8 +141,8 @@ def _check_choices(config: DictConfig, command: str) -> None:
         value = node.get(name) if is_plain and scope in ([], [command]) else None
         if value is None or "..." in words:
             continue
-        if isinstance(value, str) and "false" in words.split():
-            node[name] = value = switches.get(value.lower(), value)
+        if value in ("true", "on", "false", "off") and "false" in words.split():
+            node[name] = value = value in ("true", "on")
         for word in value if isinstance(value, ListConfig) else [value]:
             one_of(typed_key, str(word).lower() if word in (True, False) else word, words.split())
 

@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import Container, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -123,7 +123,7 @@ def load_config(command: str, request: Request, *, keep_hydra: bool = False) -> 
     return config
 
 
-def _name_by_text(node: DictConfig) -> None:
+def _name_by_text(node: Container) -> None:
     """Name by a text what Hydra has named by a number, or by true: labels of data are such."""
     if not all(isinstance(name, str) for name in node):
         with open_dict(node):
@@ -364,8 +364,8 @@ def _unknown_key(
         return f"{key}: there is no such loss.{close} Add one by +objective@{cause.full_key}=OPTION"
     # A slip beside what is meant comes before what others call so.
     close = _nearest_key(cause, choices, 0.85) if parent or key == cause.full_key else ""
-    own = None if where else request.config_dir
-    close = close or ("" if owners else suggest_key(key, command, own))
+    if not close and not owners:
+        close = suggest_key(key, command, None if where else request.config_dir)
     close = close or _nearest_key(cause, choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"

@@ -112,8 +112,7 @@ def weights_by_label(option: ClassWeight, info: TaskInfo) -> dict[str, float]:
 
 
 def _train_labels(info: TaskInfo) -> list[str]:
-    task = info.task
-    return [label for example in info.train for label in task.labels_of(example)]
+    return [label for example in info.train for label in info.task.labels_of(example)]
 
 
 def spelt_as_labels(typed: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:

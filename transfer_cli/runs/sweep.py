@@ -22,7 +22,7 @@ from enum import StrEnum, auto
 from pathlib import Path
 
 from transfer_cli.errors import raised_as
-from transfer_cli.runs.atomic import as_run_error, check_inside, write_json
+from transfer_cli.runs.atomic import check_inside, write_json
 from transfer_cli.runs.locks import Lock, is_held
 from transfer_cli.safe_files import UnreadableError, check_field_types, escaped, read_json
 
@@ -100,8 +100,7 @@ class SweepDirectory:
 
     def write_request(self, request: SweepRequest) -> None:
         """Write what was asked for; the folder is made if it is missing."""
-        with as_run_error(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         # Runs look for themselves what is in them.
         places = [path for path in self.path.iterdir() if path.is_symlink() or not path.is_dir()]
         check_inside(self.path, places, "run.dir")
