@@ -229,6 +229,8 @@ class LoadedModel:
         """Return what `generate` makes before it is made; its `run` is told how to show it."""
         if not isinstance(self._opened.objective, CausalLM):
             raise CheckpointError(f"{self._opened.path} is no causal language model")
+        if not isinstance(prompt, str):
+            raise ConfigError(f"prompt: expected a text, got {prompt!r:.60}")
         beside = {"run", "messages", "samples", "output", *self._keys}
         if unknown := keys.keys() - (GenerateConfig.__dataclass_fields__.keys() - beside):
             raise ConfigError(f"{min(unknown)}: generate takes no such key here")

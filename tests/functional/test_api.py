@@ -88,6 +88,8 @@ def test_a_text_goes_on_as_generate_does(language_model, transfer):
     for key in ("messages", "output", "run", "device", "samples", "sample"):
         with pytest.raises(TransferError, match=rf"^{key}: "):
             transfer_cli.load(run).generate("The river", **{key: "cpu"})
+    with pytest.raises(TransferError, match=r"^prompt: expected a text"):
+        transfer_cli.load(run).generate(None)
 
 
 def process():
@@ -240,6 +242,7 @@ def test_a_model_of_the_hub_is_loaded(tmp_path, monkeypatch):
         (lambda run: transfer_cli.load(run).generate("Who"), "causal"),
         (lambda run: transfer_cli.load(run).predict([3]), "text"),
         (lambda run: transfer_cli.report(run / "gone"), "gone"),
+        (lambda run: transfer_cli.report([]), "no path given"),
         (lambda run: transfer_cli.sweep("evaluate"), "command"),
         (lambda run: transfer_cli.sweep("finetune", init_from=run), "over"),
         (lambda run: transfer_cli.sweep("finetune", over={"seed": 3}), "over: seed"),

@@ -141,6 +141,8 @@ def _check_choices(config: DictConfig, command: str) -> None:
         value = node.get(name) if is_plain and scope in ([], [command]) else None
         if value is None or "..." in words:
             continue
+        if value in ("true", "on", "false", "off") and "false" in words.split():
+            node[name] = value = value in ("true", "on")
         for word in value if isinstance(value, ListConfig) else [value]:
             one_of(typed_key, str(word).lower() if word in (True, False) else word, words.split())
 

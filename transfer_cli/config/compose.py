@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import Container, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -46,7 +46,7 @@ from transfer_cli.terminal import Column, Line, Page, TextTable
 
 VERSION_BASE = "1.3"
 
-_HYDRA_KEYS = ("hydra.", "hydra/")
+_HYDRA_KEYS = ("hydra.", "hydra/", "hydra=")
 _ALLOWED = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=", "hydra.mode=")
 """What may be typed of Hydra's own keys: who runs the jobs of a sweep, and where."""
 
@@ -119,7 +119,22 @@ def load_config(command: str, request: Request, *, keep_hydra: bool = False) -> 
     if not keep_hydra:
         with open_dict(config):
             del config["hydra"]
+    _name_by_text(config)
     return config
+
+
+def _name_by_text(node: Container) -> None:
+    """Name by a text what Hydra has named by a number, or by true: labels of data are such."""
+    if not all(isinstance(name, str) for name in node):
+        with open_dict(node):
+            for name in [*node]:
+                value = node._get_node(name)
+                del node[name]
+                node[str(name).lower() if isinstance(name, bool) else str(name)] = value
+    for name in node:
+        below = node._get_node(name)
+        if isinstance(below, DictConfig) and isinstance(below._content, dict):
+            _name_by_text(below)
 
 
 def check_config_dir(request: Request) -> None:
@@ -315,6 +330,8 @@ def _broken_override(override: str, command: str, request: Request) -> str:
         if Path(override).is_file():
             return f"{override}: say what it is for, such as {_data_words(override, command)}"
         close = suggest_key(override, command, request.config_dir)
+        if close == f" Did you mean {override!r}?":
+            return f"{override}: has no value; type {override}=VALUE"
         if not close and Path(override).is_dir():
             close = f" Did you mean 'init_from={override}'?"
         rest = close.replace(" ", ". ", 1) or (
@@ -342,10 +359,13 @@ def _unknown_key(
     if owners and not request.multirun:
         have = "has it" if len(owners) == 1 else "have it"
         return f"{key}: no such key with the options that are chosen; {list_names(owners)} {have}"
+    if parent == "losses":
+        close = _nearest_key(cause, choices, 0.5)
+        return f"{key}: there is no such loss.{close} Add one by +objective@{cause.full_key}=OPTION"
     # A slip beside what is meant comes before what others call so.
-    near = 0.85 if parent else 0.8
-    close = _nearest_key(cause, choices, near) if parent or key == cause.full_key else ""
-    close = close or ("" if owners else suggest_key(key, command, request.config_dir))
+    close = _nearest_key(cause, choices, 0.85) if parent or key == cause.full_key else ""
+    if not close and not owners:
+        close = suggest_key(key, command, None if where else request.config_dir)
     close = close or _nearest_key(cause, choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"

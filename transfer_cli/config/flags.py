@@ -176,10 +176,9 @@ def _declared(word: str) -> str:
 
 
 def chooses_sweep(words: Sequence[str]) -> bool:
-    """Return whether a preset of a sweep, or Hydra's mode, makes a sweep of the command."""
-    if any(
-        re.fullmatch(r"\+*hydra\.mode=['\"]?(RunMode\.)?MULTIRUN['\"]?", word) for word in words
-    ):
+    """Return whether a preset, what is swept, or Hydra's mode makes a sweep of the command."""
+    makes = r"(?s)\+*(hydra\.mode=['\"]?(RunMode\.)?MULTIRUN['\"]?|sweep\.over=.*)"
+    if any(re.fullmatch(makes, word) for word in words):
         return True
     chosen = [word.partition("=")[2] for word in words if word.startswith("sweep=")]
     return bool(chosen) and chosen[-1] not in ("", "null")

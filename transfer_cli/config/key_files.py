@@ -58,8 +58,8 @@ def for_hydra(request: Request, command: Command) -> Request:
     if command.positionals:
         places = [key for key, _ in command.positionals]
         typed = as_overrides(typed, places, command.text_key, command.list_keys, command.files)
-    below = tuple(f"{key}." for key in command.open_sections)
-    typed = tuple(f"++{word}" if below and word.startswith(below) else word for word in typed)
+    free = ("sweep.over=", *(f"{key}." for key in command.open_sections))
+    typed = tuple(f"++{word}" if word.startswith(free) else word for word in typed)
     return replace(request, overrides=typed)
 
 
@@ -67,14 +67,15 @@ def swept_words(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return the words that sweep keys of a command over plain values that were given."""
     keys, words = PlainKeys(name), []
     for key, values in over.items():
+        values = values.tolist() if hasattr(values, "tolist") else values
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"over: {key}: expected a list of values, got {values!r:.60}")
         if any(isinstance(value, Mapping) for value in values):
             raise ConfigError(f"over: {key}: a value is a mapping; give the keys in it, with dots")
         parts = [part for value in values for part in keys.parts({key: value})]
-        typed = [keys.as_word(part, known=set(), raw=set()) for part in parts]
-        if any(word.startswith("~") for word in typed):
+        if any(isinstance(part, ChosenOptions) and part.names == ["null"] for part in parts):
             raise ConfigError(f"over: {key}: null leaves an option out, which no sweep can")
+        typed = [keys.as_word(part, known=set(), raw=set()) for part in parts]
         words.append(f"{typed[0].partition('=')[0]}={','.join(map(_value, typed))}")
     return words
 
@@ -84,15 +85,17 @@ def _is_file(word: str) -> bool:
 
 
 def _unless_typed(words: Sequence[str], typed: Mapping[str, ChosenOptions | None]) -> list[str]:
-    """Return words of files, but for keys that were typed, and keys of options of others."""
-    typed_keys = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
-    others = tuple(
-        f"{choice.place}."
-        for word, choice in typed.items()
-        for said in words
-        if choice and _key(said) == choice.typed and _value(said) != _value(word)
-    )
-    return [w for w in words if _key(w) not in typed_keys and not _key(w).startswith(others)]
+    """Return words of files, but for what was typed, and options and keys of other options."""
+    said = {_key(word): _value(word) for word in words}
+    gone = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
+    others: list[str] = []
+    for word, choice in typed.items():
+        if choice is None or said.get(choice.typed) == _value(word):
+            continue
+        chosen = [key for key in said if f"{key}/".startswith(f"{choice.typed}/")]
+        gone |= {*chosen}
+        others += [f"{key.rpartition('@')[2].replace('/', '.')}." for key in chosen]
+    return [w for w in words if _key(w) not in gone and not _key(w).startswith(tuple(others))]
 
 
 def _key(word: str) -> str:
@@ -127,7 +130,11 @@ def _parts_of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
     from transfer_cli.config import compose, stored  # which import Hydra
 
     lines = read_text(file.with_name("overrides.txt")).splitlines()
-    typed = [word for word in lines if not _is_set_anew(_key(word))]
+    words = compose.without_hydra_keys(lines)
+    # The preset of a sweep goes, and what it chooses stays.
+    sweeps = [choice for word in words if _key(word) == "sweep" and (choice := keys.choice(word))]
+    typed = [keys.as_word(part, set(), set()) for s in sweeps for part in keys.chosen_by(s)]
+    typed += [word for word in words if not _is_set_anew(_key(word))]
     yield from typed
     request = Request(tuple(typed), config_dir=keys.config_dir)
     start = f"{file.with_name('overrides.txt')}: "
@@ -142,4 +149,4 @@ def _parts_of_run(file: Path, keys: PlainKeys) -> Iterator[Part]:
 def _is_set_anew(key: str) -> bool:
     """Return whether a repetition has something else; what a budget chose is not chosen again."""
     of_budget = ("budget", "models", "dial.foreseen")
-    return key == "run.dir" or key in of_budget or Role.NAMES_RUN in role_of(key)
+    return key in of_budget or bool((Role.NAMES_RUN | Role.OTHERS) & role_of(key))

@@ -109,14 +109,18 @@ class PlainKeys:
         """Return where options that are chosen put others."""
         places, left = set(_TEXTS), list(choices)
         while left:
-            choice = left.pop()
-            for name in choice.names:
-                file = self.options(choice.group).get(name)
-                option = file and describe.Option(choice.group, name, "", file)
-                for group, place, names in option.choices() if option else ():
-                    places.add(place)
-                    left += [ChosenOptions(group, names, group)] if not place else []
+            for choice in self.chosen_by(left.pop()):
+                places.add(choice.place)
+                left += [] if "@" in choice.typed else [choice]
         return places
+
+    def chosen_by(self, choice: ChosenOptions) -> Iterator[ChosenOptions]:
+        """Yield the options that options are put together from."""
+        files = self.options(choice.group)
+        for name in filter(files.__contains__, choice.names):
+            option = describe.Option(choice.group, name, "", files[name])
+            for group, place, names in option.choices():
+                yield ChosenOptions(group, names, place or group.replace("/", "."))
 
     def as_word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
         """Return a part of a file as it is typed.
@@ -130,11 +134,14 @@ class PlainKeys:
         if isinstance(part, tuple):
             key, value = DECLARED_KEYS.get(part[0], part[0]), part[1]
             shown = value if key in raw and isinstance(value, str) else _literal(value, key)
-            added = "++" if key.startswith(tuple(f"{name}." for name in self.named)) else ""
+            is_open = isinstance(value, Mapping) and key in describe.declared_keys(self.name)
+            is_named = key.startswith(tuple(f"{name}." for name in self.named))
+            added = "++" if is_named or is_open else ""
             return f"{added}{key}={shown}"
-        if part.names == ["null"]:
+        needed = ("adaptation", "objective", "optimizer", "schedule")
+        if part.names == ["null"] and part.typed not in needed:
             return f"~{part.typed}"
-        if not part.names and part.group in ONE_OPTION:
+        if part.names == ["null"] or (not part.names and part.group in {*ONE_OPTION, "sweep"}):
             raise ConfigError(f"{part.place}: holds nothing; name an option, or leave it out")
         shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
         return f"{self._added(part, known)}{part.typed}={shown}"
@@ -149,9 +156,13 @@ class PlainKeys:
         for name, value in values.items():
             key = f"{above}{name}"
             group, place = self.group_at(key)
+            is_key = key in self._keys and key not in self.named
+            is_section = not is_key and any(known.startswith(f"{key}.") for known in self._keys)
             if group:
                 yield from self._group_parts(group, place, key, value)
-            elif isinstance(value, Mapping) and (key in self.named or key not in self._keys):
+            elif value is None and is_section:
+                raise ConfigError(f"{key}: holds nothing; name a key in it, or leave it out")
+            elif isinstance(value, Mapping) and not is_key and (value or is_section):
                 yield from self.parts(value, f"{key}.")
             else:
                 yield key, value
@@ -186,11 +197,12 @@ class PlainKeys:
 
 
 def _literal(value: Any, key: str) -> str:
-    """Return a value as Hydra's grammar reads it."""
+    """Return a value as Hydra's grammar reads it; one of numpy or torch is taken as Python's."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
-        names = {name: _OF_GRAMMAR.sub(r"\\\g<0>", name) for name in value}
-        inside = ",".join(f"{names[name]}:{_literal(v, key)}" for name, v in value.items())
-        return f"{{{inside}}}"
+        names = [_OF_GRAMMAR.sub(r"\\\g<0>", str(name)) for name in value]
+        inside = (_literal(below, key) for below in value.values())
+        return f"{{{','.join(map(':'.join, zip(names, inside, strict=True)))}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(_literal(item, key) for item in value)}]"
     if value is None or isinstance(value, bool):

@@ -62,7 +62,7 @@ def _events(text: str) -> Iterator[Any]:
         if number > MAX_CONFIG_NODES:
             raise error_at(event, f"more than {MAX_CONFIG_NODES:,} values")
         if getattr(event, "anchor", None) is not None:
-            raise error_at(event, "an anchor or an alias, which no run writes")
+            raise error_at(event, "an anchor or an alias; write the values out")
         if getattr(event, "tag", None) is not None:
             raise error_at(event, f"the tag {event.tag[:40]!r}, which no run writes")
         if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):

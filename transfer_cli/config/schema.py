@@ -156,7 +156,7 @@ class SweepConfig:
     """How the jobs of a sweep (`-m`) run, and what a search looks for; single runs ignore it."""
 
     over: dict[str, Any] = field(default_factory=dict)
-    """What a preset sweeps: keys, each with its values as they are typed; what is typed wins."""
+    """What is swept: keys, each with its values as typed, or a list; what is typed wins."""
     published: dict[str, float] = field(default_factory=dict)
     """What others published, by the word that is a job's own: a column of reports."""
     search: bool = False

@@ -95,7 +95,7 @@ def weights_by_label(option: ClassWeight, info: TaskInfo) -> dict[str, float]:
         return {
             label: count.total() / (len(count) * count[label]) for label in labels if count[label]
         }
-    named = {_label_name(label): weight for label, weight in option.items()}
+    named = spelt_as_labels(option, labels)
     for label, weight in named.items():
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"{key}.{label}: expected 0 to {MAX_WEIGHT:,.0f}, got {weight}")
@@ -112,10 +112,10 @@ def weights_by_label(option: ClassWeight, info: TaskInfo) -> dict[str, float]:
 
 
 def _train_labels(info: TaskInfo) -> list[str]:
-    task = info.task
-    return [label for example in info.train for label in task.labels_of(example)]
+    return [label for example in info.train for label in info.task.labels_of(example)]
 
 
-def _label_name(label: Any) -> str:
-    """Return a label as a table has it: YAML makes a number, or true, of some."""
-    return str(label).lower() if isinstance(label, bool) else str(label)
+def spelt_as_labels(typed: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """Return what is typed by label; the config has `true` where tables often have True."""
+    spelt = {label.lower(): label for label in labels if label.lower() in ("true", "false")}
+    return {n if n in labels else spelt.get(n, n): value for n, value in typed.items()}

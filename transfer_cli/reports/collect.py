@@ -92,7 +92,7 @@ def collect(paths: Iterable[Path]) -> CollectedRuns:
                 collected.problems.append(why)
     if not collected.runs and not collected.standings:
         more = f" (and {len(collected.problems) - 1} more)" if len(collected.problems) > 1 else ""
-        raise ConfigError(f"nothing to report: {collected.problems[0]}{more}")
+        raise ConfigError(f"nothing to report: {[*collected.problems, 'no path given'][0]}{more}")
     collected.runs = _with_short_names(collected.runs)
     return collected
 

@@ -25,6 +25,7 @@ from transfer_cli.errors import (
     raised_as,
 )
 from transfer_cli.metrics import Metric
+from transfer_cli.runs.atomic import as_run_error
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
 from transfer_cli.safe_files import UnreadableError
@@ -95,7 +96,8 @@ class Jobs:
             with raised_as(RunError, f"{folder / SWEEP} is damaged: ", UnreadableError):
                 # A search may ask for more trials now.
                 asked = replace(directory.read_request(), trials=asked.trials)
-        directory.write_request(replace(asked, threads=asked.threads or threads))
+        with as_run_error(folder):
+            directory.write_request(replace(asked, threads=asked.threads or threads))
         return self._number_jobs(jobs)
 
     def _number_jobs(self, jobs: Sequence[Sequence[str]]) -> list[SweepJob]:

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import OmegaConf
 
 from transfer_cli.config.compose import Composition, compose, parsed_overrides, without_hydra_keys
+from transfer_cli.config.key_files import swept_words
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.schema import LAUNCHERS
 from transfer_cli.errors import ConfigError
@@ -31,12 +32,17 @@ def run_sweep(jobs: Jobs, folder: Path) -> None:
     first = compose(command, request, _words_of_first(jobs, folder))
     typed = without_hydra_keys(request.overrides)
     swept = _swept_by_preset(first)
-    preset = [f"{key}={values}" for key, values in swept.items()]
+    preset = [
+        swept_words(command, {k: v})[0] if isinstance(v, list) else f"{k}={v}"
+        for k, v in swept.items()
+    ]
     # Of several for a key, the last counts: what is typed wins over what a preset sweeps.
     overrides = {
         override.get_key_element(): override
         for override in parsed_overrides(command, request, [*preset, *typed])
     }
+    if "sweep" in overrides and overrides["sweep"].is_sweep_override():
+        raise ConfigError("sweep: takes one preset, or all combinations of several: sweep=[A,B]")
     not_typed = frozenset(swept) - {word.partition("=")[0] for word in typed}
     launcher = first.hydra.runtime.choices["hydra/launcher"]
     # Below a root again: `submitit_folder` names `hydra.sweep.dir`.

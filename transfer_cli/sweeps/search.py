@@ -22,7 +22,7 @@ from transfer_cli.config.schema import SweepConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.errors import ConfigError, did_you_mean, pip_install, raised_as
 from transfer_cli.metrics import Metric, require_metric
-from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.atomic import as_run_error, write_json
 from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.results import Results
@@ -97,6 +97,11 @@ class Search(Planner):
     def _with_aim(self, settings: SweepConfig, metrics: Sequence[Metric]) -> SweepConfig:
         """Return settings with the objective as `split/measure`, if it is one, and a direction."""
         measure = _MEASURE.fullmatch(settings.objective)
+        is_place = "." in settings.objective or settings.objective in Results.__dataclass_fields__
+        if measure is None and not is_place:
+            raise ConfigError(
+                f"sweep.objective: type where {settings.objective} stands, as validation/accuracy"
+            )
         if measure is not None:
             settings = replace(settings, objective=f"{measure['split']}/{measure['name']}")
         if settings.direction != AUTO:
@@ -115,9 +120,11 @@ class Search(Planner):
 
     def _search(self, seed: int) -> None:
         settings, jobs = self._settings, self.jobs
-        if settings.study and self._file.is_file():
-            # What is no study is refused before anything is written.
-            open_study(self._file, direction=settings.direction)
+        if settings.study:  # what is none is refused before anything else is written
+            with as_run_error(self._file):
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+            if self._file.exists():
+                open_study(self._file, direction=settings.direction)
         jobs.begin(self.folder, [], self._shares.threads, trials=settings.trials, **self._aim)
         study = self._open(seed)
         while jobs.stopped is None:
@@ -156,7 +163,6 @@ class Search(Planner):
         from optuna import samplers
         from optuna.distributions import distribution_to_json
 
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._file):
             study = open_study(self._file, direction=self._settings.direction)
             space = {

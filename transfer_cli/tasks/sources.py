@@ -223,7 +223,7 @@ class LabelledFiles(LabelledSource):
     @property
     def paths(self) -> dict[str, list[Path]]:
         """The files of each split that has some."""
-        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        given = {"train": self.train or [""], "validation": self.validation, "test": self.test}
         paths = {
             name: self.files_of(files, f"data.{name}") for name, files in given.items() if files
         }
@@ -241,6 +241,8 @@ class LabelledFiles(LabelledSource):
         with raised_as(DataError, f"{key}: ", DataError):
             read_as = getattr(self, "format", None)
             names = [given] if isinstance(given, str) else given
+            if not names or not all(names):
+                raise DataError("names no file; give a file, a folder or a glob")
             return files_of_one_format(names, self.suffixes, read_as, self.is_one_file)
 
     def is_one_file(self, folder: Path) -> bool:

@@ -240,6 +240,15 @@ def test_a_verb_of_other_programs_is_answered_with_a_command(capsys, word, named
     assert named in line
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("seed", "type seed=VALUE"), ("losses.lm.weight=0.2", "by +objective@losses.lm=OPTION")],
+)
+def test_no_answer_leads_back_to_what_was_typed(capsys, word, said):
+    assert main(["finetune", word]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_keys_of_own_options_are_known(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "own.yaml").write_text("# Mine\n_target_: a.B\nspread: 3\n")

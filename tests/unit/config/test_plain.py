@@ -3,17 +3,19 @@
 import json
 import shlex
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
 from transfer_cli.commands.presets import init, presets
+from transfer_cli.config.check import check_config
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.compose import compose
 from transfer_cli.config.describe import options
 from transfer_cli.config.editor_schema import editor_schema
 from transfer_cli.config.flags import parse_request
-from transfer_cli.config.key_files import for_hydra, with_key_files
+from transfer_cli.config.key_files import for_hydra, swept_words, with_key_files
 from transfer_cli.config.plain_yaml import read_mapping, scalar
 from transfer_cli.errors import ConfigError
 
@@ -79,6 +81,21 @@ def test_a_file_means_the_same_as_the_words(write, text, words):
     assert config_of(write(text)) == config_of(*words)
 
 
+def test_names_in_a_mapping_are_texts_and_numbers_may_be_those_of_numpy():
+    given = {"objective": {"class_weight": {0: np.float64(2), 1.5: 1, True: 3}}}
+    request = with_key_files("finetune", ALL["finetune"], parse_request([], "finetune"), given)
+
+    config = compose("finetune", request).config
+    assert config.objective.class_weight == {"0": 2, "1.5": 1, "true": 3}
+    assert swept_words("finetune", {"seed": np.arange(2)}) == ["seed=0,1"]
+
+
+def test_a_text_may_say_true_or_false_where_a_key_takes_other_words(write):
+    config = config_of(write("loop: {compile: 'false', cuda_graphs: off}"))
+    check_config(config, "finetune")
+    assert (config.loop.compile, config.loop.cuda_graphs) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
@@ -103,6 +120,7 @@ def test_a_preset_of_a_sweep_in_a_file_sweeps(write):
     file = write("sweep: lr")
 
     assert request_of(file).multirun
+    assert request_of(write("sweep: {over: {seed: '0,1'}}", "over.yaml")).multirun
     assert not request_of(file, "--job", "reason").multirun
 
 
@@ -115,6 +133,9 @@ def test_what_is_typed_wins(write):
     typed = ("seed=2", "schedule=linear", "adaptation.edits.lora.rank=2")
     assert config_of(*typed, file) == config_of("adaptation/edits=[lora]", "loop.steps=7", *typed)
     assert config_of("--config", file, "seed=2").seed == 2
+    assert config_of(file, "adaptation=full") == config_of(
+        "adaptation=full", "loop.steps=7", "seed=1", "schedule=cosine", "schedule.floor=0.1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +147,8 @@ def test_what_is_typed_wins(write):
         ("seed: 1\nseed: 2", "duplicate"),
         ("lopp: {steps: 1}", "lopp.steps"),
         ("adaptation: lorra", "adaptation=lorra"),
-        ("model: {}", "^model: "),
+        *((text, f"^{text[:5]}") for text in ("model: {}", "sweep: {}", "optimizer:", "loop:")),
+        ("adaptation: {lora: {}, store: trained}", r"'adaptation=lora'"),
         ("data: {_target_: os.system}", "my.yaml"),
     ],
 )
@@ -140,6 +162,14 @@ def test_what_was_typed_for_a_run_and_is_wrong_by_now_ends_in_a_line(write):
 
     with pytest.raises(ConfigError, match=r"overrides\.txt: nonsense\.key"):
         request_of(write("seed: 1", "run/config.yaml"))
+
+
+def test_a_job_of_a_sweep_is_repeated_alone_whoever_typed_its_words(write):
+    write("sweep=ladder\nmodel.depth=3\nsweep.workers=2\nhydra/launcher=submitit_slurm\n"
+          "hydra.launcher.setup=[touch]\nhydra={mode:MULTIRUN}\n", "run/overrides.txt")  # fmt: skip
+    request = request_of(write("sweep: {workers: 2}", "run/config.yaml"), command="pretrain")
+
+    assert (request.overrides, request.multirun) == (("model=dial", "model.depth=3"), False)
 
 
 def test_a_file_that_is_not_there_is_named():

@@ -158,7 +158,7 @@ def test_where_the_command_is_not_known_that_with_all_keys_is_taken(stored):
         ("a: 1\nb: \udcff", "line 2 is not UTF-8"),
         ("a: \x07", "unacceptable character"),
         ("a: 1\na: 2", "line 2: broken YAML: found duplicate key a"),
-        ("a: &x 1\nb: 1", "line 1: an anchor or an alias"),
+        ("a: &x 1\nb: 1", "line 1: an anchor or an alias; write the values out"),
         ("a: *x", "line 1: an anchor or an alias"),
         (LAUGHS, "an anchor or an alias"),
         ("a: &x [*x]", "an anchor or an alias"),

@@ -631,10 +631,10 @@ def test_what_balanced_comes_to_is_stored_and_opened_without_the_data(name):
     assert opened.class_weights.by_label == ({} if name == "choice" else {"c": 1.0}) | stored
 
 
-def test_labels_that_yaml_reads_as_numbers_or_truth_are_known():
-    info = TaskInfo(None, ("2", "true"), task=ClassificationTask(("2", "true")))
+def test_labels_of_truth_may_be_spelt_otherwise_than_the_config_has_them():
+    info = TaskInfo(None, ("2", "True"), task=ClassificationTask(("2", "True")))
 
-    assert weights_by_label({2: 5.0, True: 3.0}, info) == {"2": 5.0, "true": 3.0}
+    assert weights_by_label({"2": 5.0, "true": 3.0}, info) == {"2": 5.0, "True": 3.0}
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -16,7 +16,7 @@ from tests.sweeping import run
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import parse_request
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.errors import ConfigError, PrunedError, StoppedError
+from transfer_cli.errors import ConfigError, PrunedError, RunError, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepRequest
 from transfer_cli.sweeps import jobs as working
 from transfer_cli.sweeps.grid import log_data_changes
@@ -110,6 +110,9 @@ def test_a_folder_that_hydra_cannot_read_ends_in_a_line(key):
 def test_a_sweep_has_one_folder(key):
     with pytest.raises(ConfigError, match=rf"^{key}: .*one folder"):
         run(["-m", "seed=1,2", f"{key}=a,b"])
+    Path("afile").touch()
+    with pytest.raises(RunError, match=r"^.*afile.* cannot be written"):
+        run(["-m", "seed=1,2", f"{key}=afile/x"])
 
 
 @pytest.mark.parametrize("typed", ["all/of them", "'all/of them'"])
@@ -366,6 +369,14 @@ def test_what_is_typed_wins_over_a_preset():
     configs, _, _ = run(["sweep=few_label", "data.labelled=20,null", "seed=7"], "finetune")
 
     assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
+
+
+def test_what_a_file_sweeps_may_be_a_list_and_presets_are_not_swept():
+    configs, _, _ = run(["++sweep.over={seed:[0,1]}"], "finetune")
+
+    assert [config.seed for config in configs] == [0, 1]
+    with pytest.raises(ConfigError, match=r"^sweep: takes one preset"):
+        run(["-m", "sweep=lr,seeds"], "finetune")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.sweeping import run
-from transfer_cli.errors import ConfigError, PrunedError, StoppedError
+from transfer_cli.errors import ConfigError, PrunedError, StoppedError, TransferError
 from transfer_cli.metrics import Metric
 from transfer_cli.runs.results import Results, Seen
 from transfer_cli.runs.sweep import JobState, SweepDirectory
@@ -214,6 +214,15 @@ def test_a_search_without_optuna_says_how_to_get_it(monkeypatch):
 
     with pytest.raises(ConfigError, match=r"pip install 'optuna"):
         search()
+
+
+@pytest.mark.parametrize("key", ["sweep.study=afile/x.db", "sweep.objective=flops"])
+def test_what_a_search_cannot_have_is_refused_before_its_first_trial(key):
+    Path("afile").touch()
+
+    with pytest.raises(TransferError, match=key.rpartition("=")[2]):
+        search(key)
+    assert not list(Path().glob("**/job-0.json"))
 
 
 def test_any_number_of_the_results_can_be_the_objective():

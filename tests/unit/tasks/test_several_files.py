@@ -54,6 +54,12 @@ def given(source, *splits):
 # ---------------------------------------------------------------------------------- several files
 
 
+@pytest.mark.parametrize("train", ["", [], ["a.csv", ""]])
+def test_what_names_no_file_is_refused(train):
+    with pytest.raises(DataError, match=r"^data\.train: names no file"):
+        given(Table(train=train))
+
+
 def halves(kind):
     """Return the content of two files whose rows are those of the one of a kind."""
     text = kind.text()

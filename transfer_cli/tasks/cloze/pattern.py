@@ -14,6 +14,7 @@ from transfer_cli.data.encoded_task import (
 )
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, did_you_mean, list_names
+from transfer_cli.objectives.class_weights import spelt_as_labels
 
 _FIELD = re.compile(r"\{(\w*)\}")
 _KNOWN = ("text", "pair", "mask")
@@ -109,6 +110,7 @@ def label_words(
         typed: A word, or a list of words, by label; empty: labels are their own words.
         key: The key of `typed` in messages.
     """
+    typed = spelt_as_labels(typed, labels)
     unknown = next((name for name in typed if name not in labels), None)
     if unknown is not None:
         raise ConfigError(
