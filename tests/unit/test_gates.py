@@ -5,26 +5,26 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_946,
+    "lines of the package": 78_224,
     "files of the package": 411,
     "modules to read for engine.step": 39,
-    "lines to read for engine.step": 7_046,
+    "lines to read for engine.step": 7_045,
     "modules to read for tasks.classification": 13,
-    "lines to read for tasks.classification": 3_038,
+    "lines to read for tasks.classification": 3_050,
     "modules to read for reports.page": 32,
     "lines to read for reports.page": 5_617,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_254,
+    "lines to read for assembly.drawing": 25_332,
     "modules to read for training.train": 186,
-    "lines to read for training.train": 35_645,
+    "lines to read for training.train": 35_755,
     "modules to read for commands.predict.predict": 108,
-    "lines to read for commands.predict.predict": 23_143,
+    "lines to read for commands.predict.predict": 23_204,
     "circles of imports": 0,
     "signatures with a config": 50,
     "lines of the example's tagger": 134,
-    "lines of tests": 67_725,
+    "lines of tests": 68_128,
     "lines of scripts": 5_519,
-    "lines of documentation": 6_145,
+    "lines of documentation": 6_150,
 }
 
 
