@@ -310,5 +310,6 @@ def with_earlier_choice(config: DictConfig, line: CommandLine) -> tuple[DictConf
         return config, line
     then = run.overrides.read_text(encoding="utf-8").splitlines()
     typed = {word.lstrip("+").partition("=")[0] for word in line.overrides}
+    typed -= set() if config.models is None else {"init_from"}  # it follows from them
     words = [word for word in then if word.lstrip("+").partition("=")[0] not in typed]
     return recompose(config, line, words)
