@@ -363,7 +363,9 @@ def _unknown_key(
         close = _nearest_key(cause, choices, 0.5)
         return f"{key}: there is no such loss.{close} Add one by +objective@{cause.full_key}=OPTION"
     # A slip beside what is meant comes before what others call so.
-    close = _nearest_key(cause, choices, 0.85) if parent or key == cause.full_key else ""
+    slips = [name for name in choices if parent or not name.startswith(key)]
+    near = 0.85 if parent else 0.8
+    close = _nearest_key(cause, slips, near) if parent or key == cause.full_key else ""
     if not close and not owners:
         close = suggest_key(key, command, None if where else request.config_dir)
     close = close or _nearest_key(cause, choices, 0.6 if parent else 0.75)
