@@ -30,5 +30,5 @@ check: lint types test      ## What a change must pass before it is merged
 # A stamp is newer than what it was made from: a second call installs nothing.
 .venv/%.stamp: pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e ".[$*]"
 	@touch $@
