@@ -1,8 +1,9 @@
 """The catalogue of options and keys, read from `conf/` and the schema as text.
 
-A config group is a folder, an option is a file, whose first line says what it is. The meaning of a
-key is the comment beside or above it there, or the text below its field in `config.schema`. No
-library reads them: this also answers the tab key, beside help, errors and the reference of keys.
+A config group is a folder, an option is a file, whose first line says what it is. A file whose name
+begins with _ is part of those that include it. The meaning of a key is the comment beside or above
+it there, or the text below its field in `config.schema`. No library reads them: this also answers
+the tab key, beside help, errors and the reference of keys.
 """
 
 import ast
@@ -26,6 +27,7 @@ OWN = "yours"
 _DEFAULT = re.compile(
     r"\s*- (?:override )?(?:(?P<group>/?[\w/]+)(?:@(?P<place>[\w.]+))?: *)?(?P<names>[^#]*)"
 )
+_DEFAULTS = re.compile(r"^defaults:.*\n((?:[ \t#-].*\n|\n)*)", re.MULTILINE)
 _KEY = re.compile(r"( *)([\w-]+):(?:\s+(.*))?$")
 
 _NOT_TYPED = re.compile(r"(^|\.)(_\w+|defaults|hydra)(\.|$)")
@@ -81,8 +83,18 @@ class Option:
 
     @cached_property
     def text(self) -> str:
-        """The file."""
-        return self.file.read_text(encoding="utf-8", errors="replace")
+        """The file, and after it those that it includes, without their descriptions."""
+        return self._whole(self.file)
+
+    def _whole(self, file: Path) -> str:
+        text = file.read_text(encoding="utf-8", errors="replace")
+        listed = _DEFAULTS.search(text)
+        for name in re.findall(r"(?<!\w)_(?!self_)\w+", listed[0]) if listed else ():
+            folders = (file.parent, conf_dir() / self.group)
+            beside = (folder / f"{name}.yaml" for folder in folders)
+            if included := next(filter(Path.is_file, beside), None):
+                text += re.sub(r"\A#.*\n(defaults:.*\n)?", "\n", self._whole(included))
+        return text
 
     @property
     def target(self) -> str:
@@ -130,11 +142,11 @@ class Choice(NamedTuple):
 
 def _choices_in(text: str) -> Iterator[Choice]:
     """Yield each entry of a list of defaults as it stands there; "" where nothing does."""
-    listed = re.search(r"^defaults:.*\n((?:[ \t#-].*\n|\n)*)", text, re.MULTILINE)
+    listed = _DEFAULTS.search(text)
     for line in listed[1].splitlines() if listed else ():
         if entry := _DEFAULT.match(line):
             names = re.findall(r"[\w/.-]+", re.sub(r"@[\w.]+", "", entry["names"]))
-            plain = tuple(name for name in names if name not in ("_self_", "null"))
+            plain = tuple(name for name in names if name != "null" and name[0] != "_")
             if entry["group"] or not plain or not plain[0].startswith("schema/"):
                 yield Choice(entry["group"] or "", entry["place"] or "", plain)
 
@@ -171,7 +183,7 @@ def _options_in(folder: Path, origin: str) -> Iterator[Option]:
         if group.startswith("experiment/"):
             # Folders of experiments are for order alone: people type experiment=sample/pretrain.
             group, name = "experiment", f"{group.removeprefix('experiment/')}/{name}"
-        if group != ".":
+        if group != "." and not name.startswith("_"):
             yield Option(group, name, description(file), file, origin)
 
 

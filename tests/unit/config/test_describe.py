@@ -135,6 +135,29 @@ def test_an_option_names_what_it_is_put_together_from():
     ]
 
 
+def test_an_included_file_is_no_option_and_its_keys_are_those_of_the_options(tmp_path):
+    file = tmp_path / "data" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("# Mine\ndefaults: [_self_, _own, _missing]\n_target_: a.B\n")
+    file.with_name("_own.yaml").write_text(
+        "# In\ndefaults:\n  - _self_\n  - _rows\nhue: 3  # of a text\n"
+    )
+    mine = {option.name: option for option in options(tmp_path)}["mine"]
+
+    keys = {key.name: key.line for key in mine.typed_keys()}
+
+    assert keys["data.hue"] == "of a text"
+    assert keys["data.header"].startswith("whether")
+    assert not list(mine.choices())
+    assert not [option.name for option in options(tmp_path) if option.name.startswith("_")]
+
+
+def test_no_key_stands_in_a_file_and_in_one_that_it_includes():
+    for option in options():
+        names = [key.name for key in option.all_keys()]
+        assert len(names) == len(set(names)), option.name
+
+
 @pytest.mark.parametrize(
     "name", [name for name, command in commands.ALL.items() if command.composes]
 )
