@@ -21,7 +21,7 @@ BOUNDS = {
     "lines to read for commands.predict.predict": 23_204,
     "circles of imports": 0,
     "signatures with a config": 50,
-    "lines of the example's tagger": 134,
+    "lines of the example's tagger": 130,
     "lines of tests": 68_128,
     "lines of scripts": 5_519,
     "lines of documentation": 6_150,

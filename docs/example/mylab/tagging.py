@@ -1,7 +1,4 @@
-"""A task of our own: a tag for each word, with the F1 of whole names as its measure.
-
-Legend: B rows, T positions, D width, C tags.
-"""
+"""A task of our own: a tag for each word, with the F1 of whole names as its measure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,19 +73,18 @@ class Tagging(Task):
         return cls(("O", "B-RIVER", "I-RIVER")), (river, *others)
 
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
-        return {"words": list(data.examples[example].words), "tags": self._tags(data, rows)}
+        tags = [self.labels[number] for number in of_words(data, rows, "tags")]
+        return {"words": list(data.examples[example].words), "tags": tags}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
-        return Result(" ".join(data.examples[example].tags), " ".join(self._tags(data, rows)))
+        tags = self.answer(data, example, rows)["tags"]
+        return Result(" ".join(data.examples[example].tags), " ".join(tags))
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the F1 of names: right where kind, first and last word are."""
         expected = [data.examples[example].tags for example in rows]
-        predicted = [self._tags(data, windows) for windows in rows.values()]
+        predicted = [self.answer(data, *windows)["tags"] for windows in rows.items()]
         return {"span_f1": measures(expected, predicted)["entity_f1"]}
-
-    def _tags(self, data: Encoded, rows: Rows) -> list[str]:
-        return [self.labels[number] for number in of_words(data, rows, "tags")]
 
 
 @dataclass(kw_only=True)
@@ -122,7 +118,7 @@ class TagWords(Answering):
         return {self.head: nn.Linear(backbone.shape.width, len(self.info.labels))}
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """Return the logits of each tag, `[B, T, C]`, in float32."""
+        """Return the logits of C tags at T positions of B rows, `[B, T, C]`, in float32."""
         return model.heads[self.head](encoded.top).float()
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
