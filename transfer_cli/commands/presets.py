@@ -322,7 +322,7 @@ def explained_lines(option: Option) -> Iterator[str]:
     meanings = {**key_help("pretrain"), **key_help("finetune")} if not option.package else {}
     path: list[str] = []
     is_said = begun = False  # what stands above the first key is about the file
-    for line in option.file.read_text(encoding="utf-8").splitlines():
+    for line in option.text.splitlines():
         text = ""
         if match := _KEY.match(line):
             path = [*path[: len(match[1]) // 2], match[2]]

@@ -27,7 +27,7 @@ OWN = "yours"
 _DEFAULT = re.compile(
     r"\s*- (?:override )?(?:(?P<group>/?[\w/]+)(?:@(?P<place>[\w.]+))?: *)?(?P<names>[^#]*)"
 )
-_DEFAULTS = re.compile(r"^defaults:.*\n((?:[ \t#-].*\n|\n)*)", re.MULTILINE)
+_INCLUDING = re.compile(r"^defaults: \[(?:_\w+(?:, )?)+\].*\n", re.MULTILINE)
 _KEY = re.compile(r"( *)([\w-]+):(?:\s+(.*))?$")
 
 _NOT_TYPED = re.compile(r"(^|\.)(_\w+|defaults|hydra)(\.|$)")
@@ -83,18 +83,20 @@ class Option:
 
     @cached_property
     def text(self) -> str:
-        """The file, and after it those that it includes, without their descriptions."""
+        """The file, with the keys of those that it includes in the place of their names."""
         return self._whole(self.file)
 
     def _whole(self, file: Path) -> str:
         text = file.read_text(encoding="utf-8", errors="replace")
-        listed = _DEFAULTS.search(text)
-        for name in re.findall(r"(?<!\w)_(?!self_)\w+", listed[0]) if listed else ():
+        if (including := _INCLUDING.search(text)) is None:
+            return text
+        keys = ""
+        for name in re.findall(r"_(?!self_)\w+", including[0]):
             folders = (file.parent, conf_dir() / self.group)
             beside = (folder / f"{name}.yaml" for folder in folders)
             if included := next(filter(Path.is_file, beside), None):
-                text += re.sub(r"\A#.*\n(defaults:.*\n)?", "\n", self._whole(included))
-        return text
+                keys += re.sub(r"\A#.*\n", "", self._whole(included))
+        return text[: including.start()] + keys + text[including.end() :]
 
     @property
     def target(self) -> str:
@@ -142,7 +144,7 @@ class Choice(NamedTuple):
 
 def _choices_in(text: str) -> Iterator[Choice]:
     """Yield each entry of a list of defaults as it stands there; "" where nothing does."""
-    listed = _DEFAULTS.search(text)
+    listed = re.search(r"^defaults:.*\n((?:[ \t#-].*\n|\n)*)", text, re.MULTILINE)
     for line in listed[1].splitlines() if listed else ():
         if entry := _DEFAULT.match(line):
             names = re.findall(r"[\w/.-]+", re.sub(r"@[\w.]+", "", entry["names"]))

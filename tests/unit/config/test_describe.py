@@ -138,10 +138,8 @@ def test_an_option_names_what_it_is_put_together_from():
 def test_an_included_file_is_no_option_and_its_keys_are_those_of_the_options(tmp_path):
     file = tmp_path / "data" / "mine.yaml"
     file.parent.mkdir()
-    file.write_text("# Mine\ndefaults: [_self_, _own, _missing]\n_target_: a.B\n")
-    file.with_name("_own.yaml").write_text(
-        "# In\ndefaults:\n  - _self_\n  - _rows\nhue: 3  # of a text\n"
-    )
+    file.write_text("# Mine\n_target_: a.B\ndefaults: [_rows, _own, _missing, _self_]\n")
+    file.with_name("_own.yaml").write_text("# Included\nhue: 3  # of a text\n")
     mine = {option.name: option for option in options(tmp_path)}["mine"]
 
     keys = {key.name: key.line for key in mine.typed_keys()}
