@@ -181,7 +181,7 @@ class LoadedModel:
 
         Returns:
             For a classification `label`, its `probability` and the `probabilities` of all labels;
-            of a text that is empty, or of which the model knows no token, a `warning`, too.
+            a text that is empty, or has no token the model knows, also gets a `warning`.
         """
         answers = self.answers(self.examples(texts))
         for number, answer in enumerate(answers, 1):
@@ -226,7 +226,7 @@ class LoadedModel:
         return continuation.texts[0].text
 
     def continuation(self, prompt: str, **keys: Any) -> Continuation:
-        """Return what `generate` makes before it is made; its `run` is told how to show it."""
+        """Return what `generate` makes before it is made; its `run` takes how it is shown."""
         if not isinstance(self._opened.objective, CausalLM):
             raise CheckpointError(f"{self._opened.path} is no causal language model")
         if not isinstance(prompt, str):

@@ -144,7 +144,7 @@ def with_packed_rows(batch: Batch) -> Batch:
     facts = with_facts(batch)
     if facts.keys() & {"prefix", "tokens_source"}:
         raise ConfigError(
-            "loop.pack: texts of which all positions see a prefix, or a source, have rows of their "
+            "loop.pack: texts whose positions all see a prefix, or a source, have rows of their "
             "own; leave loop.pack out"
         )
     if facts.keys() & {"document", "restart", "next_tokens", "states", "pooled"}:

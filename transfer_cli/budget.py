@@ -115,7 +115,7 @@ def effective_tokens(tokens: float, unique: float) -> float:
 
 
 def affordable_tokens(amount: float, cost: float, corpus: Corpus) -> float:
-    """Return how many tokens a run reads for an amount, of which each costs `cost`; 0 for none.
+    """Return how many tokens of cost `cost` a run reads for an amount; 0 for none.
 
     What is scored is paid for after each epoch, and once more at the end.
     """
@@ -124,7 +124,7 @@ def affordable_tokens(amount: float, cost: float, corpus: Corpus) -> float:
 
 
 def interpolate_costs(costs: Mapping[int, float]) -> dict[int, float]:
-    """Return the cost of a token of all depths between those of which it is known.
+    """Return the cost of a token of all depths between those where it is known.
 
     It grows with a power of the depth from each known one to the next.
     """

@@ -127,7 +127,7 @@ def _run_subcommand(name: str, known: Mapping[str, Command], words: list[str]) -
     else:
         close = did_you_mean(first, known)
         forms = " or ".join(f"transfer {name} {command}" for command in known)
-        raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
+        raise ConfigError(f"no command is named.{close} Type {forms}, then its overrides")
 
 
 def _run(name: str, command: Command, words: list[str]) -> None:

@@ -51,7 +51,7 @@ def _random_tokens(size: Size, rows: int) -> Tensor:
 
 
 def _mask_tokens(tokens: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return tokens of which a share is hidden, and what they were, `IGNORED` elsewhere."""
+    """Return tokens with a share of them hidden, and what they were, `IGNORED` elsewhere."""
     hidden = torch.rand(tokens.shape, generator=generator) < MASKED
     return tokens.masked_fill(hidden, MASK_TOKEN), tokens.masked_fill(~hidden, IGNORED)
 

@@ -1,4 +1,4 @@
-"""Run the benchmarks that need neither GPU nor server; print what came of all goals in one table.
+"""Run the benchmarks that need neither GPU nor server; print all goals in one table.
 
     python scripts/bench/run_all.py [--only pretrain engine ...]
 

@@ -2,7 +2,7 @@
 
     python scripts/gpu/kernels.py [CASE ...] [--compile] [--json FILE]
 
-Needs torch, of which the build for CPUs does, and the package triton; neither a GPU nor a driver.
+Needs torch, whose build for CPUs does, and the package triton; neither a GPU nor a driver.
 
 Each graph that torch's compiler is asked for is traced, differentiated and cut in two on fake
 tensors of the host. Both halves then get the device of the H100 in place of the host's, and

@@ -31,7 +31,7 @@ class NumberAgreement(Analysis):
 
     Args:
         first: Whether the first token is scored, or given, where a model reads nothing before it.
-        shown: Wrong pairs that are shown, those first of which the model is surest.
+        shown: Wrong pairs that are shown, the model's surest first.
     """
 
     pairs: int = 60

@@ -132,7 +132,7 @@ class TextAttribution:
     """A text with a score for each word by each method, `[W]`, signed.
 
     Args:
-        output: What the model says, of which the scores are parts.
+        output: What the model says; the scores are its parts.
         path: Of integrated gradients, by token.
     """
 

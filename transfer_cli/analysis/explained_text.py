@@ -149,7 +149,7 @@ class Explainer:
 
     @property
     def is_choice(self) -> bool:
-        """Whether a text is one of several choices, of which it explains the one that is taken."""
+        """Whether a text is one of several choices; the one that is taken is explained."""
         return isinstance(self._objective, MultipleChoice)
 
     def outputs(self, batch: Batch) -> Tensor:

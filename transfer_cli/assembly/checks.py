@@ -259,7 +259,7 @@ def checked_block_length(
     key = "loop.tokens" if loop.tokens is not None else "loop.flops"
     if data.info["main"].task is not None or data.info["main"].pairs or len(data.counts) > 1:
         raise ConfigError(
-            f"{key}: is a length for one running text, of which all steps are alike; give "
+            f"{key}: is a length for one running text, whose steps are all alike; give "
             "loop.epochs or loop.steps"
         )
     return block_length(length, shape.positions)

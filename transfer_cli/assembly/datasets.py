@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 
 NoteText = Callable[[Mapping[str, TextSplit]], None]
-"""What is told of the splits of a text before they are encoded."""
+"""What notes the splits of a text before they are encoded."""
 
 FindTemplate = Callable[[Tokenizer], ChatTemplate | None]
 """Returns how conversations become texts that a tokenizer reads."""
@@ -205,7 +205,7 @@ class RunData:
 
     @property
     def drawn_counts(self) -> dict[str, int]:
-        """The examples of the streams of which a step draws one."""
+        """The examples of the streams from which a step draws one."""
         return {name: count for name, count in self.counts.items() if name not in self.joining}
 
     @property
@@ -512,7 +512,7 @@ def with_context(
     stride: int | None,
     by: Literal["windows", "memory"],
 ) -> Split:
-    """Return running text of which `tokens` tokens are seen before those that are scored.
+    """Return running text in which `tokens` tokens are seen before those that are scored.
 
     Args:
         tokens: How many; 0 are blocks.
@@ -599,7 +599,7 @@ def prepare_task(
     only: tuple[str, ...] = SPLITS,
     known: Task | None = None,
 ) -> PreparedData:
-    """Return labelled data, of which `only` some splits may be needed, encoded for a model.
+    """Return labelled data encoded for a model; `only` names the splits that are needed.
 
     The longest example has `length` tokens, by default as many as the model has positions. Where a
     run is scored, the task is the run's, which is `known`, and not the data's own.

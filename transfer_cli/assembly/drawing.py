@@ -73,7 +73,7 @@ from transfer_cli.seeds import derive
 log = logging.getLogger(__name__)
 
 PROBED_STEPS = 1000
-"""Steps of the run of which one asks what training takes: enough for its stages."""
+"""Steps of a run that only estimates the cost of training: enough for its stages."""
 
 _PROBED_LENGTH = {"loop.flops": None, "loop.steps": PROBED_STEPS}
 
@@ -365,7 +365,7 @@ def _starting_point(
 def _decided_values(
     config: DictConfig, start: Pretrained | None, shape: BackboneShape, precision: Precision
 ) -> dict[str, Any]:
-    """Return the values of keys of which a config leaves open what they come to.
+    """Return the values of keys that a config leaves open.
 
     What is stored, and compared with other runs, is what was used.
     """

@@ -229,7 +229,7 @@ class Pretrained:
         return model, load_pretrained(model, tensors, self.weights, self.fresh_names(model))
 
     def fresh_names(self, model: TransferModel) -> frozenset[str]:
-        """Return the names of a backbone's parameters of which it has none."""
+        """Return the names of a backbone's parameters that it lacks."""
         names = model.state_dict() if self.in_both else ()
         return frozenset(name for name in names if CROSS_ATTENTION in name)
 
@@ -424,7 +424,7 @@ def pick_layers(
     if start.description.edits:
         raise ConfigError(
             f"{key}: {start.folder} has blocks that were edited "
-            f"({', '.join(start.description.edits)}), of which none can be left out; start from "
+            f"({', '.join(start.description.edits)}), and none can be left out; start from "
             "a run without edits, or one that was stored with adaptation.store=merged"
         )
     shape = start.description.shape

@@ -47,7 +47,7 @@ _SPLIT_CHOICES: Mapping[str, Sequence[tuple[str, ...]]] = {
     "auto": (("test",), ("validation",)),
     "all": (datasets.SPLITS,),
 }
-"""What `split` may be but the name of one: sets, of which the first that the data have is scored.
+"""What `split` may be but the name of one: sets; the first that the data have is scored.
 Some labelled data have splits of their own, such as MNLI's `mismatched`."""
 
 VALIDATION = "validation"
@@ -212,7 +212,7 @@ def _with_context(
 def _with_most_answers(
     config: EvaluateConfig, trained: TrainedModel, splits: Mapping[str, Split]
 ) -> Mapping[str, Split]:
-    """Return the splits, of which at most so many examples are answered as `evaluation` says."""
+    """Return the splits; at most as many examples are answered as `evaluation` says."""
     most = config.evaluation.generate
     if most is None:
         return splits

@@ -136,7 +136,7 @@ class Continuation:
         return self._prompt.is_source
 
     def run(self, show: Callable[[str], object]) -> None:
-        """Generate the texts; `show` is told what is added to them."""
+        """Generate the texts; `show` gets what is added to them."""
         with torch.inference_mode(), self._precision.context():
             steps = self._searched_tokens() if self._search.beams > 1 else self._draw_tokens()
             for tokens_B in steps:
@@ -178,7 +178,7 @@ class Continuation:
         return ([token] for token in tokens)
 
     def _unread_text(self) -> Continued:
-        """Return the text, of which no token is read yet."""
+        """Return the text, with no token read yet."""
         asked, model = self._prompt, self._trained.model
         tokens_1T = torch.tensor([asked.tokens], device=self._precision.device)
         if self._has_encoder:

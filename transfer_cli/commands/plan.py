@@ -55,7 +55,7 @@ PATIENCE_SECONDS = 5.0
 """How long a step may be then to be taken whole, and how long whole ones are taken."""
 
 MEASURED_STEPS = 6
-"""How many short ones are taken, of which the first warms up."""
+"""How many short ones are taken; the first warms up."""
 
 MOST_SORTED_STEPS = 500
 """Steps of the first epoch among which those to take are chosen by the length of their texts."""

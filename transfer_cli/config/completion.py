@@ -79,7 +79,7 @@ def _complete_usage(usage: str, words: list[str], last: str) -> Words:
     before = [flag for flag in words if flag in flags][-1:]
     if words and flags.get(words[-1]):
         return _complete_kind(flags[words[-1]], last)
-    if before and flags[before[0]] == "GROUP=OPTION":  # of which there can be several
+    if before and flags[before[0]] == "GROUP=OPTION":  # can be repeated
         return _complete_kind("GROUP=OPTION", last)
     places = re.sub(r"\[--[^\]]*\]", "", usage).replace("[GROUP", "GROUP").split()
     taken = [word for word in words if not word.startswith("-")]

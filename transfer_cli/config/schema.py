@@ -76,7 +76,7 @@ class CheckpointConfig:
     minutes: float | None = None
     """After how many minutes without one there is one as well; none: by steps alone."""
     keep: int | None = None
-    """How many of the newest stay, 0 for all; none: two, of which the end of the run leaves one."""
+    """How many of the newest stay, 0 for all; none: two, and the end of the run leaves one."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ class ClozeTexts:
         files: Paths or globs.
         text: The field of the text, and
         answer: that of the word.
-        among: A file of words, one a line, of which the answer is one: the vocabulary that models
+        among: A file of words, one a line, among them the answer: the vocabulary that models
             have in common. None: all that a model may say.
     """
 

@@ -98,7 +98,7 @@ def other_data_hint(names: Collection[str]) -> str:
 
 
 def source_column(names: Collection[str]) -> str | None:
-    """Return the column that is called as texts are of which people made others, or None."""
+    """Return the column whose name is usual for texts that people made others from, or None."""
     return next((source for source, _ in _SOURCES_AND_TARGETS if source in names), None)
 
 
@@ -271,7 +271,7 @@ class _Search:
         return order[0]
 
     def repeated_labels(self, *taken: str | None) -> str:
-        """Return the column with few values, each of which is there several times."""
+        """Return the column with few values, each there several times."""
         fitting = []
         most_labels = 100  # a column of more different values is no label unless its name says so
         for column in self._others(taken):
@@ -303,7 +303,7 @@ class _Search:
         return [cell for cell in cells if cell.strip() and cell != "null"]
 
     def _labels(self, column: str) -> list[str]:
-        """Return the labels in a column, of which a cell may hold several."""
+        """Return the labels in a column whose cells may hold several."""
         if self.wanted.separator is None:
             return self._cells(column)
         return [

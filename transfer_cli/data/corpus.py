@@ -24,7 +24,7 @@ from transfer_cli.errors import DataError
 from transfer_cli.runs.environment import available_cores
 
 MAX_MAPPED = 128
-"""Shards of a text that are mapped at once: each holds a file open, of which there may be 1024."""
+"""Shards of a text that are mapped at once: each holds a file open, and 1024 may be open."""
 
 
 class JoinedTokens:

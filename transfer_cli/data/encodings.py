@@ -137,7 +137,7 @@ def detect_encoding(start: bytes) -> tuple[PageReading, ...]:
 
 
 def _wide_without_mark(start: bytes) -> str | None:
-    """Return which UTF-16 a text without a mark is in, of which line ends have a zero byte."""
+    """Return which UTF-16 a text without a mark is in, by the zero bytes of its line ends."""
     for encoding, at in (("utf-16-le", 1), ("utf-16-be", 0)):
         zeros, others = start[at::2].count(0), start[1 - at :: 2].count(0)
         is_frequent = zeros > 8 * others and 50 * zeros >= len(start)

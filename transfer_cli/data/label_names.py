@@ -54,7 +54,7 @@ class LabelRules:
     """What becomes of spellings of a label, and of labels that few examples have.
 
     Args:
-        merge: Whether labels of which `warn_of_unclear_labels` warns are one: the commonest.
+        merge: Whether to merge labels that `warn_of_unclear_labels` names, into the commonest.
         least: The fewest examples of a label that is not rare.
         rare: keep: rare labels are learnt like others; drop: they are left out; other: they are
             one label, `other`. What training did not have is then left out, or `other`, too.

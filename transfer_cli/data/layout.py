@@ -29,7 +29,7 @@ Rows = Sequence[tuple[int, list[str]]]
 """Rows of cells, with the numbers of the lines on which they begin."""
 
 _SEPARATOR = re.compile(r'"?sep=(.|\\t)"?', re.IGNORECASE)
-"""The line with which a spreadsheet program is told what parts columns."""
+"""The line that tells a spreadsheet program what parts columns."""
 
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)*%?")
 _LONGEST_NAME = 40

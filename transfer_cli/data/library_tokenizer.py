@@ -521,7 +521,7 @@ def _splits_at_spaces(data: dict[str, Any]) -> bool:
 
 
 def _has_only_our_tokens(added: list[dict[str, Any]]) -> bool:
-    """Return whether the added tokens are ours, of which a text has none but the unknown one."""
+    """Return whether the added tokens are ours: no text has one but the unknown one."""
     known = {SENTINEL.format(number) for number in range(len(added))}
     return len([token for token in added if token["content"] not in known]) == len(_NAMES)
 

@@ -66,7 +66,7 @@ def _rows_at_once(metadata: Any, path: Path, names: set[str], before: int) -> in
 
 
 def _bounded_rows(batches: Iterable[Any], path: Path, before: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of batches, of which none is too long."""
+    """Yield the rows of batches; no batch is too long."""
     for batch in batches:
         is_short = batch.nbytes <= MAX_LINE_BYTES
         # Only now a value of a dictionary becomes as many texts as there are rows.

@@ -306,7 +306,7 @@ def read_line(stream: LineStream, name: str, number: int, most: int = MAX_LINE_B
 
 
 def damaged_file_error(name: object, line: int, error: Exception) -> DataError:
-    """Return the error of a file of which no more can be read."""
+    """Return the error of a file that cannot be read any further."""
     problem = f"cannot be read on ({error}). Is the file damaged or cut off?"
     return DataError(f"{name}, line {line}: {problem}")
 

@@ -188,7 +188,7 @@ _ANSWERED = 4
 """Of so many questions and one more, that one has no answer."""
 
 TOWNS = 100
-"""Towns of which conversations tell, a fact for each of `_FACTS`."""
+"""Towns in conversations, with a fact for each of `_FACTS`."""
 
 FACTS_ASKED = 100
 """Facts that each of the other splits asks for, in other words."""

@@ -1,4 +1,4 @@
-"""Running text as pairs of texts, of which a model is asked whether they belong together.
+"""Running text as pairs of texts; a model learns whether they belong together.
 
 Devlin et al. 2019 (NSP) and Lan et al. 2020 (SOP). Each document is walked from its beginning.
 Units, which are sentences or lines, are collected until they have as many tokens as an example has
@@ -7,7 +7,7 @@ room for, or now and then fewer. They are split in two at a place drawn among th
 nsp: half of the time both parts are a pair (0). Else the second text is from another document,
 begins with any of its units (1), and what was not used is collected again.
 sop: half of the time both parts are swapped (1), else they are not (0).
-translation: the two lines of a document are a pair, of which nothing is asked. Positions count from
+translation: the two lines of a document are a pair; nothing is asked of it. Positions count from
 0 in each, so that a word stands near its translation (Conneau and Lample 2019).
 
 Unlike the released code of either, a unit that fills an example alone is joined by the next one,

@@ -18,7 +18,7 @@ from transfer_cli.data.records import MAX_COLUMNS
 from transfer_cli.errors import DataError, list_names
 
 MAX_PART_BYTES = 16 * 2**20
-"""Parts of which a library makes a tree, such as the styles, may have this size."""
+"""Parts that a library turns into a tree, such as the styles, may have this size."""
 
 _ROWS = re.compile(r"xl/worksheets/[^/]+\.xml|xl/sharedStrings\.xml")
 _UNREAD = re.compile(r"xl/(media|embeddings|drawings|charts|theme/media|pivot\w*)/.*")

@@ -359,7 +359,7 @@ def table_records(
 def not_empty(
     records: Callable[[OnError], Iterator[Record]], name: str, on_error: OnError
 ) -> Iterator[Record]:
-    """Yield records, of which there must be at least one, or a fault that is told of."""
+    """Yield records: at least one, or a fault that is reported."""
     empty = True
 
     def note(error: DataError) -> None:

@@ -30,7 +30,7 @@ class Tokenizer(ABC):
         cls: Stands before a text, or behind it where models read from left to right.
         sep: Ends a text, or a line.
         mask: Hides a token.
-        special: These five, of which several may be the same one (GPT-2).
+        special: These five; several may be the same one (GPT-2).
         has_mask: Whether `mask` is a token of its own, by which others can be hidden.
         starts_word: `[size]`, True where a token begins a word.
         begin: The token that stands before each text, where none stands behind it (Llama); None:

@@ -61,7 +61,7 @@ class Wanted:
         labels: Of several labels, a column each.
         texts: Of the parts of a text, in place of `text`.
         join: What stands between parts.
-        numbers: Whether labels are numbers, of which no two need be equal.
+        numbers: Whether labels are numbers; no two need be equal.
         written: Whether labels are texts that people wrote to the others, which may all differ.
         turns: Whether a row is a conversation: its turns in `text`, or a question in `text` and its
             answer in `label`.

@@ -129,7 +129,7 @@ class WordVectors:
 def token_vectors(vectors: WordVectors, tokenizer: Tokenizer) -> dict[int, Vector]:
     """Return the vectors of tokens that are words, by number.
 
-    A token is a word if it can begin one, so that `play` is one, of which `playing` may be made,
+    A token is a word if it can begin one, so that `play` is one, from which `playing` may be made,
     and `##ing` is none. A word is found as it is spelled in the file, else as the tokenizer
     normalises it: `Paris` is that of `paris` where texts are lower-cased.
     """

@@ -346,7 +346,7 @@ def _new_memory(context: TextContext | None) -> Memory | None:
 def _in_parts(
     portion: Portion, score: Callable[[Portion], Result], model: nn.Module, memory: Memory | None
 ) -> list[tuple[Portion, Result]]:
-    """Return a portion and what came of it, or parts of it where memory ran out."""
+    """Return a portion and its results, or parts of it where memory ran out."""
     if memory is not None or hasattr(model, "reshard"):  # lanes and shards pass as a whole
         return [(portion, score(portion))]
     parts = halve_if_out_of_memory(portion.rows, lambda rows: score(Portion.of(rows)))

@@ -37,7 +37,7 @@ _LONGEST = 128
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run.
+    """What a tracker gets to know of a run.
 
     Args:
         group: The sweep that it is a job of; None: it is none.

@@ -172,7 +172,7 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
         claimed = _claimed_bytes(content)
     except UnreadableError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    except Exception as error:  # of many kinds, none of which has built an object
+    except Exception as error:  # of many kinds; no object was built
         raise CheckpointError(
             f"{path} is a pickle that holds more than tensors, or it is damaged, and is not read; "
             f"take the model's {WEIGHTS}"

@@ -396,7 +396,7 @@ class _Folder:
         if not self._is_named(head):
             return None
         labels = self._labels(head)
-        # Tags of which none begins an entity stand for themselves.
+        # If no tag begins an entity, each stands for itself.
         marks = any(label.startswith("B-") for label in labels)
         task = _node("tasks.tagging.task.TaggingTask", marks_entities=marks)
         objective = _node("tasks.tagging.objective.TokenTagging")

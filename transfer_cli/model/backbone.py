@@ -163,7 +163,7 @@ class Backbone(nn.Module):
                 batch holds it (`batch.is_padded`): reading a mask on a GPU would block the host.
             kv_cache: Keys and values of earlier positions; the pass appends its own. Only the new
                 hidden states are returned. Padding is at the beginning of its texts alone.
-            prefix_B: The length of each sequence's prefix, all of which every position sees; what
+            prefix_B: The length of each sequence's prefix, which every position sees whole; what
                 follows is causal, whatever the model's direction. None: its direction decides.
             document_BT: A number for each document in a sequence; a position sees its own alone,
                 and positions count from 0 in each. Not together with a cache. None: there is one.

@@ -93,7 +93,7 @@ class LayerKVCache:
 
 
 def _take_rows(states_BHTW: Tensor, rows_N: Tensor, filled: int) -> Tensor:
-    """Return rows of a cache, of which the first positions are filled; in place where it can be."""
+    """Return rows of a cache whose first positions are filled; in place where it can be."""
     if len(rows_N) == len(states_BHTW):
         moved_M = (rows_N != torch.arange(len(rows_N), device=rows_N.device)).nonzero().squeeze(1)
         states_BHTW[moved_M, :, :filled] = states_BHTW[rows_N[moved_M], :, :filled]

@@ -333,7 +333,7 @@ def _block_mask(part: SparsePart, length: int, device: torch.device) -> Any:
     is_computed = part.sees_any(first[:, None], last[:, None], first, last)
     numbers = is_computed.int().argsort(dim=1, descending=True, stable=True).int()[None, None]
     count = is_computed.sum(1).int()[None, None]
-    # None counts as a tile of which every pair is seen: their masks are asked for all the same.
+    # None counts as a tile whose pairs are all seen: their masks are asked for all the same.
     return BlockMask.from_kv_blocks(
         count, numbers, torch.zeros_like(count), torch.zeros_like(numbers),
         BLOCK_SIZE=FLEX_TILE, seq_lengths=(length, length),

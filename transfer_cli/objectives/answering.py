@@ -115,7 +115,7 @@ class Answering(Objective):
 class UnitObjective(Answering):
     """A loss of what a head says of each unit; others can be about the same (`OfMainHead`).
 
-    By default units are examples, of which one label is said.
+    By default units are examples with one label each.
     """
 
     units_are_examples: ClassVar[bool] = True
@@ -219,7 +219,7 @@ class UnitObjective(Answering):
         return torch.ones(self.num_units(batch), dtype=torch.bool, device=mask.device)
 
     def answer_scores(self, answers_NC: Tensor) -> Tensor:
-        """Return the scores of which a finished run's answers are made."""
+        """Return the scores that a finished run's answers are made from."""
         return answers_NC.log()
 
     def first_choice(self, answers_NC: Tensor) -> Tensor:

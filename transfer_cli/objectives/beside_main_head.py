@@ -147,7 +147,7 @@ class CrossView(BesideMainHead[UnitObjective]):
         self._hide.setup(info)
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return the batch with masks of the halves, and with tokens of which some are hidden."""
+        """Return the batch with masks of the halves, and some tokens hidden."""
         views = dict(batch)
         if "masked" in self.views:
             views["tokens_masked"], _ = self._hide(batch, noise)
@@ -216,7 +216,7 @@ class SliceHeads(BesideMainHead[Objective]):
 
     @property
     def key(self) -> str:
-        """The key in a batch of which slices its examples are in, `[B, K]` bool."""
+        """The key in a batch for the slices of its examples, `[B, K]` bool."""
         return f"slices_{self.info.name}"
 
     def on_examples(self, splits: Mapping[str, Split], shape: BackboneShape) -> None:

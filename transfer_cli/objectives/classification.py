@@ -24,7 +24,7 @@ from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.sequence import SequenceObjective
 
 MAX_CONFUSION_LABELS = 256
-"""Labels of which it is counted how often each was taken for each; of more, nobody reads that."""
+"""Most labels for which confusions are counted; nobody reads a larger table."""
 
 METRICS = (
     Metric("error_rate", higher_is_better=False, unit="percent", headline=True, per_example=True),

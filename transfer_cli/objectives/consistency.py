@@ -75,7 +75,7 @@ class Consistency(OfMainHead):
 
     @property
     def key(self) -> str:
-        """The key in a batch of which of the paraphrases are a text's; see `batch`."""
+        """The key in a batch for the paraphrases of each text; see `batch`."""
         return f"paraphrases_{self.info.name}"
 
     def setup(self, info: TaskInfo) -> None:

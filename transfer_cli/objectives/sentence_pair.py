@@ -51,7 +51,7 @@ class SentencePair(SequenceObjective):
             )
         if info.pairs in (None, "translation"):
             raise ConfigError(
-                f"losses.{info.name}: it needs pairs of texts of which it is asked; give "
+                f"losses.{info.name}: it needs pairs of texts to judge; give "
                 "data.pairs=nsp or data.pairs=sop"
             )
 

@@ -192,7 +192,7 @@ class DistilLM(WithTeachers):
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the language model's view with `compared`, `[B, T]` bool.
 
-        These are all real tokens but those of sources, of which nothing is predicted.
+        These are all real tokens but those of sources, where nothing is predicted.
         """
         view = self.language_model.prepare(batch, noise)
         is_read_whole = self.direction == "bidirectional"

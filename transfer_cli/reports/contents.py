@@ -20,7 +20,7 @@ FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
 ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
 FEWEST_SEEDS = 3
-"""Runs below which no spread over them is told: that of two is mostly chance."""
+"""Fewest runs whose spread is shown: that of two is mostly chance."""
 
 CONFIDENCE = 95
 """Percent of an interval."""

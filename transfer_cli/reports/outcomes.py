@@ -141,7 +141,7 @@ def compare(
 ) -> Comparison | str:
     """Return how a group differs from a `baseline`; or why that cannot be told, in a few words.
 
-    Where a side has several seeds and a side fewer than three, neither interval nor p is told: they
+    Where a side has several seeds and a side fewer than three, there is no interval and no p: they
     would be mostly chance, or lack the spread of a side. A `split/measure` that is not a sum over
     items, such as macro-F1, is replaced by the first declared one that is (the error rate), and
     where there is none by the loss.

@@ -42,7 +42,7 @@ class NoLawError(ValueError):
 
 @dataclass(frozen=True)
 class Laws:
-    """Fits, of which each is a law: floors `[R]`, scales and exponents `[R, S]`.
+    """Fits, each a law: floors `[R]`, scales and exponents `[R, S]`.
 
     The loss at some sizes is the floor, and for each kind of size its scale times
     `(size / unit) ** -exponent`; units, `[S]`, are the geometric means of the runs.
@@ -108,7 +108,7 @@ def interval(values_R: Floats) -> tuple[float, float]:
 
 
 def fit_law(rungs: Sequence[Rung]) -> Fit:
-    """Return the law L(N, D) of runs of which some are alike but for their tokens, else L(C).
+    """Return the law L(N, D) of runs if some differ in their tokens alone, else L(C).
 
     Raises:
         NoLawError: There are too few sizes, or the losses follow no such law.

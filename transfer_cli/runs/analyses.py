@@ -1,6 +1,6 @@
 """`RUN/analyses/NAME.json`: what was found out about a run after it had ended, with pictures.
 
-The file is a JSON object. A report shows four of its keys, each of which may be missing; the others
+The file is a JSON object. A report shows four of its keys, each may be missing; the others
 belong to whoever wrote it:
 
 ```

@@ -85,7 +85,7 @@ class Slice:
         return member_N
 
     def _has_value(self, cell: str) -> bool:
-        """Return whether a cell holds the value, of which YAML makes a number, or true, of some."""
+        """Return whether a cell holds the value, which YAML may have made a number, or true."""
         if isinstance(self.value, bool):
             return cell.lower() == str(self.value).lower()
         if isinstance(self.value, (int, float)):

@@ -65,7 +65,7 @@ class Served:
 
 
 class Service:
-    """Models by their names, of which the first is asked where a request names none.
+    """Models by their names; the first is asked where a request names none.
 
     Args:
         limits: What is taken, and how long it is worked on.
@@ -221,7 +221,7 @@ class Service:
             stream.is_given_up.set()
             job.answers.cancel()
 
-    # --- what is told of it ----------------------------------------------------------------------
+    # --- how it is described ----------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
         text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
@@ -293,7 +293,7 @@ class Service:
         return texts
 
     def _generation_keys(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `/generate` is told of a text."""
+        """Return what `/generate` answers about a text."""
         known = request_keys(self._interface, "/generate")
         if wrong := next((key for key in asked if key not in known), None):
             raise HTTPException(422, f"{wrong[:100]}: no such key.{did_you_mean(wrong, known)}")

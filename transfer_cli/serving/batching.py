@@ -119,7 +119,7 @@ class Worker:
         jobs = list(dict.fromkeys(job for job, _ in batch))
         try:
             answers = jobs[0].kind.work([job.texts[at] for job, at in batch])
-        except Exception as error:  # the process lives, and whoever asked is told
+        except Exception as error:  # the process lives, and whoever asked gets the error
             if len(jobs) == 1:
                 jobs[0].settle(error)
             else:  # whose text it was is found out, so that the others have their answers

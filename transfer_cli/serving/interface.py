@@ -46,7 +46,7 @@ def input_fields(task: Task | None, abilities: Collection[str]) -> tuple[InputFi
 
 
 def openapi(models: Sequence[str]) -> dict[str, Any]:
-    """Return the interface of models, of which the first is the default, as OpenAPI has it."""
+    """Return the interface of models as OpenAPI has it; the first is the default."""
     text = Path(__file__).with_name("openapi.yaml").read_text(encoding="utf-8")
     document: dict[str, Any] = PARSER(text).get_single_data()
     document["info"]["version"] = transfer_cli.__version__

@@ -36,7 +36,7 @@ Rows = Mapping[int, Mapping[str, Any]]
 """Row number -> an objective's predictions for that row, by name, without the batch dimension."""
 
 WARNING, EMPTY, UNKNOWN = "warning", "empty", "unknown"
-"""The key of an answer to a text that is empty, or of which the model knows no token."""
+"""The key of an answer to a text that is empty, or that has no token the model knows."""
 
 DECIMALS = 6
 """Decimals of a probability that is written."""

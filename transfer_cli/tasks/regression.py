@@ -128,7 +128,7 @@ class RegressionTask(TextsTask):
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
 
     def said(self, answer: Answer) -> tuple[str, float]:
-        """Return the number, of which there is no probability."""
+        """Return the number; it has no probability."""
         return format_number(answer["value"], self.scale), math.nan
 
     def said_value(self, said: str) -> float:

@@ -39,7 +39,7 @@ def word_f1(given: str, predicted: str) -> float:
 def best_score(score: Callable[[str, str], float], answers: Sequence[str], predicted: str) -> float:
     """Return the score against the answer that people gave which fits best.
 
-    Those of which nothing is left are not counted; where there are no others, "" is right.
+    Those with nothing left are not counted; where there are no others, "" is right.
     """
     return max(score(given, predicted) for given in non_empty_answers(answers))
 

@@ -42,7 +42,7 @@ Conflicts = Literal["refuse", "drop", "majority"]
 
 @dataclass(kw_only=True)
 class LabelledSource(TaskData):
-    """Labelled examples of which some splits are given; the others are drawn.
+    """Labelled examples with some splits given; the others are drawn.
 
     Args:
         duplicates: What becomes of training examples with equal texts (`Task.equal_by`): together:

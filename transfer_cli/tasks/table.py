@@ -137,7 +137,7 @@ class Table(LabelledFiles):
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""
     named: ClassVar[bool] = True
-    """Whether labels are names, of which examples have the numbers."""
+    """Whether labels are names, and examples have their numbers."""
     several: ClassVar[bool] = False
     """Whether a row has several labels."""
 
@@ -375,7 +375,7 @@ def sorted_labels(names: Iterable[str]) -> tuple[str, ...]:
 def label_numbers(
     rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
 ) -> list[tuple[int, ...]]:
-    """Return the numbers of each row's labels, all of which must occur in training."""
+    """Return the numbers of each row's labels; all must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
     unknown = [(label, row) for row in rows for label in row.labels if label not in numbers]
     if unknown:

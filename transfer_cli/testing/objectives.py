@@ -115,7 +115,7 @@ def counts_match_what_contributes(case: ObjectiveCase) -> None:
 def sums_add_up_over_halves(case: ObjectiveCase) -> None:
     """Claim: losses and counts of a batch are the sums over its halves.
 
-    Of a loss that compares the examples of a step, a half is told what the others are.
+    Of a loss that compares the examples of a step, a half gets the others, too.
     """
     batch = _prepared(case, case.batch)
     middle = batch_size(batch) // 2

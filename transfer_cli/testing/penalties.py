@@ -87,7 +87,7 @@ def nothing_inherited_is_refused(penalty: Penalty) -> None:
         penalty.start(Start(model, frozenset(), lambda _sequences, _kind: {}))
     except ConfigError:
         return
-    raise AssertionError("start accepts a model of which nothing is inherited")
+    raise AssertionError("start accepts a model that inherits nothing")
 
 
 def the_start_costs_nothing(case: PenaltyCase) -> None:

@@ -47,7 +47,7 @@ def example_models(depth: int = 3) -> dict[str, list[LayerGroup]]:
         "a pretrained model": layer_groups(plain, pretrained),
         "a model with added modules": layer_groups(adapted, pretrained),
         "a model from scratch": layer_groups(plain, set()),
-        "a model of which all is inherited": [
+        "a model that inherits all": [
             replace(group, inherited=True) for group in layer_groups(plain, pretrained)
         ],
     }

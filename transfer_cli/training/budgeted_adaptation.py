@@ -147,7 +147,7 @@ class ChosenScheme:
 
 
 def choose_scheme(seconds: float, works: Mapping[str, Work]) -> ChosenScheme:
-    """Return what a time is to be spent on, of the schemes of which it is known what they take."""
+    """Return what to spend a time on, among the schemes whose cost is known."""
     for scheme in ("full", "lora"):
         if scheme in works and (steps := works[scheme].steps(seconds)) >= FEWEST_STEPS:
             work = works[scheme]

@@ -110,7 +110,7 @@ def test_the_first_row_of_a_batch_without_room_is_another():
 def test_texts_with_prefixes_are_not_put_into_rows():
     batch = {"tokens": TOKENS, "mask": MASK, "prefix": LENGTHS}
 
-    with pytest.raises(ConfigError, match=r"loop\.pack: texts of which all positions see a prefix"):
+    with pytest.raises(ConfigError, match=r"loop\.pack: texts whose positions all see a prefix"):
         with_packed_rows(batch)
 
 

@@ -360,7 +360,7 @@ class OnePerParameter(L2SP):
 @pytest.mark.parametrize(
     ("penalty", "message"),
     [
-        (Lenient(), "nothing is inherited"),
+        (Lenient(), "inherits nothing"),
         (PullsToZero(), "at the start"),
         (KeepsNoCopy(), "is 0.0 away from the start"),
         (WithoutAGradient(), "does not lead back"),
@@ -437,7 +437,7 @@ def test_the_example_models_differ_in_what_plans_look_at():
     assert names["a pretrained model"] == ["embeddings", "block.0", "block.1", "head.class"]
     assert names["a model with added modules"][-3:] == ["added.0", "added.1", "head.class"]
     assert not any(group.inherited for group in models["a model from scratch"])
-    assert all(group.inherited for group in models["a model of which all is inherited"])
+    assert all(group.inherited for group in models["a model that inherits all"])
     check_plan(AllAtOnce(), models)
 
 

@@ -69,7 +69,7 @@ from transfer_cli.training.measurements import peak_memory
 
 
 def score(config: ScoreConfig) -> None:
-    """Score sentences, gaps or prompts; print what came of it, and write it as a run or several."""
+    """Score sentences, gaps or prompts; print the results, and write them as a run or several."""
     count_or_auto("batch", config.batch)
     source = build(config.data, "data", PairsOfSentences | ClozeTexts | TaskData | TextData)
     if isinstance(source, TextData):
@@ -195,7 +195,7 @@ def _print_findings(path: Path, findings: Findings, part: tuple[int, int] | None
 
 
 SHOWN = 5
-"""Labels of which it is told how often they were said."""
+"""Most labels for which it is shown how often they were said."""
 
 Words = Sequence[Sequence[str]]
 """The words of each label."""

@@ -85,7 +85,7 @@ def _pair_item(index: int, judged: JudgedPair) -> Item:
 
 
 def _probability_of_first(difference: float) -> float:
-    """Return the probability of the first of two, of which it is so many nats likelier."""
+    """Return the probability of the first of two that is so many nats likelier."""
     return 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
 
 
@@ -102,7 +102,7 @@ class WordAsker:
     of one token.
 
     Args:
-        among: The words of which an answer is one; None: all.
+        among: The words that an answer can be; None: all.
     """
 
     def __init__(self, trained: TrainedModel, batch: int, among: Sequence[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""The chart of a ladder: runs, their law with its interval, and what came of what was foretold."""
+"""The chart of a ladder: runs, their law with its interval, and foretold beside measured losses."""
 
 from transfer_cli.reports import formats
 from transfer_cli.reports.contents import Ladder

@@ -87,7 +87,7 @@ def _message(turn: object, where: str) -> Message:
 
 
 def _part(part: object, where: str) -> str:
-    """Return a part of a content, of which texts alone can be read."""
+    """Return a part of a content; only texts can be read."""
     text = part.get("text") if isinstance(part, Mapping) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: a part of its content is no text.")

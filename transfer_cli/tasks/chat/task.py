@@ -58,7 +58,7 @@ class EncodedConversations(EncodedRows):
 
 @dataclass(frozen=True)
 class ChatTask(Task):
-    """A conversation, of which the model learns its own turns.
+    """A conversation; the model learns its own turns.
 
     Args:
         template: The chat template, in Jinja; None: that of the model a run starts from.

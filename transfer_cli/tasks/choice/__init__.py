@@ -1,1 +1,1 @@
-"""Multiple choice: several texts that may follow a context, of which one is right."""
+"""Multiple choice: several texts that may follow a context, one of them right."""

@@ -230,7 +230,7 @@ def _find_format(names: Sequence[str], name: str, line: int | None, among: Seque
     where = name if line is None else f"{name}, line {line}"
     if not names:
         raise DataError(
-            f"{where}: no columns, of which a context and its choices are; give a table, or JSON "
+            f"{where}: no columns for a context and its choices; give a table, or JSON "
             'lines such as {"context": "It rains.", "choices": ["I get wet.", "I sing."]}.'
         )
     expected = "; ".join(f"{kind}: {', '.join(columns[kind])}" for kind in among)

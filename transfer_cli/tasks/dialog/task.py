@@ -192,7 +192,7 @@ class DialogTask(ChoiceTask):
         return (tuple(example.persona), *example.history[:1])
 
     def learnt_from(self, train: Sequence[DialogExample], seed: int) -> Sequence[DialogExample]:
-        """Return turns with few candidates, none of which but one is right."""
+        """Return turns with few candidates, one of them right."""
         if self.candidates is None:
             return train
         # Of Python's generator, only random() is promised to stay the same in later versions.

@@ -206,7 +206,7 @@ class SpanTask(Task):
         for example, windows in rows.items():
             predicted = self.answer(data, example, windows)["answer"]
             given = data.examples[example].answers or ()
-            # As the script does: an answer of which nothing is left is one all the same.
+            # As the script does: an answer with nothing left still counts as one.
             part = by_part[HAS_ANSWER if given else HAS_NONE]
             for name, score in (("exact_match", scoring.exact_match), ("f1", scoring.word_f1)):
                 part.setdefault(name, []).append(100 * scoring.best_score(score, given, predicted))

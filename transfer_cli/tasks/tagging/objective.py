@@ -22,7 +22,7 @@ from transfer_cli.objectives.class_weights import ClassWeight
 from transfer_cli.objectives.confidence import Calibrate
 
 MAX_CONFUSION_LABELS = 256
-"""Tags of which it is counted how often each was taken for each."""
+"""Most tags for which confusions are counted, each with each."""
 
 
 class TagHead(nn.Linear):

@@ -1,6 +1,6 @@
 """The record of the task: texts of words, their tags, the entities that tags mark.
 
-A long text becomes several windows, none of which cuts a word.
+A long text becomes several windows; no window cuts a word.
 
 Legend: W words of a text, P pieces, C tags.
 """

@@ -3,7 +3,7 @@
 | `noise=` | source | target | of |
 |---|---|---|---|
 | `spans` | a sentinel for each hidden span | the spans, each behind its sentinel | T5 |
-| `infilling` | a mask for each hidden span, of which some are empty | the text | BART |
+| `infilling` | a mask for each hidden span; some spans are empty | the text | BART |
 | `permutation` | the sentences, in another order | the text | BART |
 | `infilling+permutation` | both | the text | BART |
 | `mass` | a mask for each token of a hidden span | the span | MASS |

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.chrf import CHRF
 
 OWN_MEASURES = {"exact_match": exact_match, "rouge_l": rouge_l}
-"""Measures of a text beside the one that is right, of which the mean counts."""
+"""Measures of a text beside the right one; their mean counts."""
 
 
 def declared_metrics() -> tuple[Metric, ...]:

@@ -394,7 +394,7 @@ class PrefixLM(CausalLM):
         return {"answer": best}
 
     def start_targets(self, model: TransferModel, batch: Batch) -> Continued:
-        """Return the targets of a batch's sources, of which no token is written yet."""
+        """Return the targets of a batch's sources, with no token written yet."""
         most = TextToTextTask.max_target_tokens(self.info.task, model.backbone.shape.positions)
         return Continued(
             model, batch["tokens"], batch["segment"], _target_starts(batch), max_tokens=most,
