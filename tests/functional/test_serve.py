@@ -239,6 +239,8 @@ BAD = {
     "empty prompt": ("/generate", {"model": "text", "prompt": ""}, 422, "prompt"),
     "long prompt": ("/generate", {"model": "text", "prompt": "a " * 999}, 422, "prompt"),
     "no such key": ("/generate", {**OF_TEXT, "max_token": 3}, 422, "'max_tokens'"),
+    "no such key beside texts": ("/embed", {"texts": ["a"], "modle": "text"}, 422, "'model'"),
+    "no yes or no": ("/generate", {**OF_TEXT, "stream": "yes"}, 422, "stream"),
     "other command's key": ("/generate", {**OF_TEXT, "output": "f"}, 422, "output"),
     "no number": ("/generate", {**OF_TEXT, "top_p": "x"}, 422, "top_p"),
     "infinity": ("/generate", b'{"model": "text", "prompt": "a", "top_p": 1e999}', 422, "top_p"),

@@ -193,10 +193,14 @@ class Service:
         served, asked = await self._read_request(request, "generate")
         prompt = text_of(Record(1, asked), "prompt", "the body")
         self._check_size(len(prompt), 0)
-        continuation = served.model.continuation(prompt, **self._generation_keys(asked))
+        beside, streams = ("prompt", "model", "stream"), asked.get("stream") or False
+        if not isinstance(streams, bool):
+            raise HTTPException(422, f"stream: expected true or false, got {streams!r:.60}")
+        keys = {key: value for key, value in asked.items() if key not in beside}
+        continuation = served.model.continuation(prompt, **keys)
         stream = _Stream(continuation, monotonic() + self._limits.timeout_seconds)
         job = self._submit(served, "generate", [stream])
-        if asked.get("stream") is True:
+        if streams:
             events = self._events(stream, job)
             return StreamingResponse(events, media_type="text/event-stream")
         try:
@@ -265,6 +269,9 @@ class Service:
         if kind not in served.kinds:
             can = list_names(f"/{ability}" for ability in served.kinds)
             raise HTTPException(404, f"/{kind}: {served.name} cannot; it answers {can}")
+        known = request_keys(self._interface, f"/{kind}")
+        if wrong := next((key for key in asked if key not in known), None):
+            raise HTTPException(422, f"{wrong[:100]}: no such key.{did_you_mean(wrong, known)}")
         return served, asked
 
     async def _read_body(self, request: Request) -> bytes:
@@ -291,14 +298,6 @@ class Service:
         if len(texts) > most:
             raise HTTPException(422, f"texts: {len(texts):,}, the most is {most:,}")
         return texts
-
-    def _generation_keys(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `/generate` is told of a text."""
-        known = request_keys(self._interface, "/generate")
-        if wrong := next((key for key in asked if key not in known), None):
-            raise HTTPException(422, f"{wrong[:100]}: no such key.{did_you_mean(wrong, known)}")
-        beside = ("prompt", "model", "stream")
-        return {key: value for key, value in asked.items() if key not in beside}
 
     def _check_size(self, characters: int, number: int) -> None:
         most = self._limits.max_characters
