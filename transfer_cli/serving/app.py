@@ -5,12 +5,12 @@ import hmac
 import json
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,8 +37,6 @@ from transfer_cli.safe_files import UnreadableError, parse_json
 from transfer_cli.serving.batching import Job, Kind, QueueFullError, Worker
 from transfer_cli.serving.counters import Metrics
 from transfer_cli.serving.interface import input_fields, openapi, request_keys
-
-T = TypeVar("T")
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _OPEN_PATHS = ("/", "/health")
@@ -173,7 +171,7 @@ class Service:
         task = served.model.task
         for number, example in enumerate(examples, 1):
             self._check_size(sum(map(len, task.inputs(example))) if task else 0, number)
-        answers = await self._answers_in_time(served, "predict", examples)
+        answers = await self._answers(request, served.worker.ask(served.kinds["predict"], examples))
         if None in answers:
             raise NotFiniteError(f"texts, line {answers.index(None) + 1}: the answer")
         return JSONResponse({"predictions": answers})
@@ -183,7 +181,7 @@ class Service:
         texts = self._texts_in(asked)
         for number, example in enumerate(text_examples(texts), 1):
             self._check_size(len(example.text) + len(example.pair or ""), number)
-        vectors = await self._answers_in_time(served, "embed", texts)
+        vectors = await self._answers(request, served.worker.ask(served.kinds["embed"], texts))
         for number, vector in enumerate(vectors, 1):
             if not all(map(math.isfinite, vector)):
                 raise NotFiniteError(f"texts, line {number}: the vector")
@@ -199,12 +197,12 @@ class Service:
         keys = {key: value for key, value in asked.items() if key not in beside}
         continuation = served.model.continuation(prompt, **keys)
         stream = _Stream(continuation, monotonic() + self._limits.timeout_seconds)
-        job = self._submit(served, "generate", [stream])
+        job = served.worker.ask(served.kinds["generate"], [stream])
         if streams:
             events = self._events(stream, job)
             return StreamingResponse(events, media_type="text/event-stream")
         try:
-            await self._with_timeout(job.answers)
+            await self._answers(request, job)
         finally:
             stream.is_given_up.set()
         return JSONResponse({"text": stream.continuation.texts[0].text, **stream.ending})
@@ -260,7 +258,7 @@ class Service:
 
     async def _read_request(self, request: Request, kind: str) -> tuple[Served, dict[str, Any]]:
         """Return the model that is asked and the object in a request."""
-        body = await self._with_timeout(self._read_body(request))
+        body = await asyncio.wait_for(self._read_body(request), self._limits.timeout_seconds)
         try:
             asked = parse_json(body.decode("utf-8"))
         except (UnicodeDecodeError, UnreadableError) as error:
@@ -305,14 +303,26 @@ class Service:
             where = f"texts, line {number}" if number else "prompt"
             raise HTTPException(422, f"{where}: {characters:,} characters, the most is {most:,}")
 
-    def _submit(self, served: Served, kind: str, texts: Sequence[Any]) -> Job:
-        return served.worker.ask(served.kinds[kind], texts)
+    async def _answers(self, request: Request, job: Job) -> list[Any]:
+        """Wait for answers, which are given up when it takes too long or nobody waits for them."""
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait(
+                (job.answers, gone), timeout=self._limits.timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )  # fmt: skip
+            if job.answers.done():
+                return job.answers.result()
+            raise ClientDisconnect if gone.done() else TimeoutError
+        finally:
+            gone.cancel()
+            job.answers.cancel()
 
-    async def _with_timeout(self, answers: Awaitable[T]) -> T:
-        return await asyncio.wait_for(answers, self._limits.timeout_seconds)
 
-    async def _answers_in_time(self, served: Served, kind: str, texts: Sequence[Any]) -> list[Any]:
-        return await self._with_timeout(self._submit(served, kind, texts).answers)
+async def _disconnected(request: Request) -> None:
+    """Return once nobody waits for an answer any more; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Guard:
@@ -380,7 +390,7 @@ def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -
 _STATUSES: Mapping[type[Exception], tuple[int, str]] = {
     TimeoutError: (504, "there is no answer in time; see serve.timeout_seconds"),
     QueueFullError: (429, "so many texts wait already; ask again, see serve.queue"),
-    ClientDisconnect: (400, "the request has no end"),
+    ClientDisconnect: (400, "the request has no end, or nobody waits for its answer"),
     NotFiniteError: (500, ""),
     TransferError: (422, ""),
 }
