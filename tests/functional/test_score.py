@@ -130,6 +130,23 @@ def test_a_causal_model_says_all_tokens_of_a_word(score, tmp_path, batch):
     assert re.search(r"2 words: [\d.]+ % \(", out)
 
 
+def test_a_word_before_which_nothing_stands_is_scored_after_the_end_of_a_text(score, tmp_path):
+    theirs = published.publish(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+    tokenizer = published.reference().AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    rows = [
+        {"text": "Who wrote the [MASK]", "answer": "play"},
+        {"text": "[MASK].", "answer": "Who"},
+    ]
+
+    _, items, _ = score(tmp_path / "gpt2", *cloze_file(*rows))
+
+    row = [0, *tokenizer("Who")["input_ids"]]
+    with torch.no_grad():
+        logits = theirs(torch.tensor([row])).logits[0, :-1]
+    nats = -float(logits.log_softmax(-1)[range(len(row) - 1), row[1:]].sum())
+    assert items[1].loss == pytest.approx(nats, abs=1e-4)
+
+
 def test_a_causal_model_chooses_among_words(score, pretrained):
     rows = [{"text": "Where is the river"}, {"text": "Where is the qzxv"}]
     Path("among.txt").write_text("river\nqzxv\n")

@@ -57,9 +57,7 @@ class SentenceScorer:
 
     def _causal_ending(self, text: str, layout: PromptLayout) -> Ending:
         """Return the tokens of a sentence as a causal model reads them."""
-        tokens = layout.encode(text)
-        if self._scores_first and layout.line_end is None and layout.before_text is None:
-            tokens = [self._tokenizer.sep, *tokens]
+        tokens = layout.encode_scored(text) if self._scores_first else layout.encode(text)
         self._check(text, len(tokens), least=2)
         return Ending(tokens, 1)
 

@@ -4,6 +4,7 @@ Legend: V vocabulary.
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,6 +135,7 @@ def test_a_prompt_ends_before_the_space_of_its_answer():
     )
     assert template.answer("Location") == " Location"
     assert template.bare_prompt == "Answer Type:"
+    assert Template("{text} {label}").bare_prompt == ""
 
 
 def test_a_text_that_looks_like_a_field_is_text():
@@ -149,24 +151,32 @@ def test_an_item_needs_a_text_and_one_label(item):
         Template(item)
 
 
-@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
-def test_an_answer_begins_where_its_tokens_do(kind, request):
-    tokenizer = request.getfixturevalue(kind)
+LAYOUTS = [{}, {"has_lines": False}, {"has_lines": False, "before_text": 2}]
 
-    row = encode_ending(tokenizer.encode, "the cat", " sat")
+
+@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
+@pytest.mark.parametrize("prompt", ["the cat", ""])
+@pytest.mark.parametrize("changes", LAYOUTS)
+def test_an_answer_begins_where_its_tokens_do(kind, prompt, changes, request):
+    tokenizer = request.getfixturevalue(kind)
+    layout = PromptLayout(tokenizer, **changes)
+
+    row = encode_ending(layout, prompt, " sat")
 
     assert tokenizer.decode(row.tokens[row.first :]).strip() == "sat"
-    assert row.tokens[: row.first] == tokenizer.encode("the cat")
+    begins = [tokenizer.sep] if layout.before_text is None else [layout.before_text]
+    assert row.tokens[: row.first] == (layout.encode(prompt) or begins)
 
 
 def test_tokens_that_join_prompt_and_answer_belong_to_the_answer():
-    known = {"ab": [1, 2], "abc": [1, 5]}
+    known = {"ab": [1, 2], "abc": [1, 5], "ab ": [1, 2]}
+    layout = PromptLayout(SimpleNamespace(encode=known.__getitem__, sep=0), has_lines=False)
 
-    row = encode_ending(known.__getitem__, "ab", "c")
+    row = encode_ending(layout, "ab", "c")
 
     assert (row.tokens, row.first) == ([1, 5], 1)
     with pytest.raises(ConfigError, match="no tokens of its own"):
-        encode_ending({"ab": [1, 2], "ab ": [1, 2]}.__getitem__, "ab", " ")
+        encode_ending(layout, "ab", " ")
 
 
 @pytest.mark.parametrize(

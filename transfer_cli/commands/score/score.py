@@ -234,11 +234,11 @@ class Prompter:
 
     def __post_init__(self) -> None:
         self.is_causal = isinstance(self.trained.objective, CausalLM)
-        self._encode = self.trained.start.prompt_layout.encode
+        self._layout = self.trained.start.prompt_layout
         if self.is_causal:
             begun = self.template.join(self.shots)
             room = self.trained.start.description.shape.positions
-            self._read = PrefixScorer(self.trained.model, self._encode(begun)[: room - 1])
+            self._read = PrefixScorer(self.trained.model, self._layout.encode(begun)[: room - 1])
             self._alone = PrefixScorer(self.trained.model, [])
 
     def ask(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
@@ -260,8 +260,8 @@ class Prompter:
         unconditional: list[list[float]] = [[] for _ in answers]
         if self.norm == "unconditional":
             prompt = self.template.bare_prompt
-            bare = [encode_ending(self._encode, prompt, answer) for answer in answers]
-            unconditional = [logs.tolist() for logs in self._alone.score(_after_first_token(bare))]
+            bare = [encode_ending(self._layout, prompt, answer) for answer in answers]
+            unconditional = [logs.tolist() for logs in self._alone.score(bare)]
         probabilities = {}
         for norm in dict.fromkeys(("none", self.norm)):
             scores = iter(
@@ -277,10 +277,10 @@ class Prompter:
         positions = self.trained.start.description.shape.positions
         for left in range(len(self.shots) + 1):
             prompt = self.template.prompt(self.shots[left:], example.text, example.pair)
-            rows = [encode_ending(self._encode, prompt, answer) for answer in answers]
+            rows = [encode_ending(self._layout, prompt, answer) for answer in answers]
             if max(len(row.tokens) for row in rows) <= positions:
                 self.dropped += left
-                return _after_first_token(rows)
+                return rows
         raise DataError(_too_long_message(example, positions))
 
     def _fill(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
@@ -472,11 +472,6 @@ def _task_measures(
     totals = objective.tallies(logits_BC, {"label": label_B})
     measures = objective.compute_metrics(totals, {"loss": len(labels_B)}, TextStats())
     return measures, objective.tables(totals), objective.declared_metrics()
-
-
-def _after_first_token(rows: Sequence[Ending]) -> list[Ending]:
-    """Return rows whose first token has one before it, as far as there are such tokens."""
-    return [row if row.first else Ending(row.tokens, 1) for row in rows]
 
 
 def _too_long_message(example: PromptExample, positions: int) -> str:
