@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -101,6 +102,39 @@ def test_a_masked_model_fills_the_gap(score, masked):
 
     assert len(items) == 96
     assert 0 <= measures["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("norm", ["char", "unconditional"])
+def test_a_masked_models_words_are_normalised_too(score, masked, norm):
+    words = "{animal: of, city: the, disease: is, mineral: river, person: in, river: and}"
+    item = ("data=sample_questions", "prompt.item={text} It is {label} .", f"prompt.words={words}")
+
+    _, plain, _ = score(masked, *item, "split=validation")
+    shutil.rmtree("out")
+    _, items, _ = score(masked, *item, "split=validation", f"prompt.norm={norm}")
+
+    assert items[0].probability != pytest.approx(plain[0].probability)
+
+
+@pytest.mark.parametrize(
+    ("item", "words", "key"),
+    [("{label}: {text}", "", "item"), ("{text} {label} {pair}", "", "item"),
+     ("{text} {label}", "漢", "words")],
+)  # fmt: skip
+def test_a_prompt_that_says_nothing_of_the_example_or_its_word_is_refused(
+    item, words, key, transfer, pretrained, masked
+):
+    others = "{animal: of, city: the, disease: is, mineral: river, person: in, river: '漢'}"
+    typed = [f"prompt.words={others}"] if words else []
+    run = masked if words else pretrained
+
+    ended = transfer(
+        "score", run, "data=sample_questions", f"prompt.item={item}", "device=cpu", "output=out",
+        *typed,
+    )  # fmt: skip
+
+    assert ended.refusal(f"prompt.{key}: ")
+    assert not Path("out").exists()
 
 
 def cloze_file(*rows):

@@ -44,6 +44,14 @@ class Template:
                 "prompt.item='{text} Label: {label}'"
             )
 
+    def check_order(self) -> None:
+        """Refuse a text behind the answer, which a causal model says after what it has read."""
+        if field := _FIELDS.search(self.item.partition(LABEL)[2]):
+            raise ConfigError(
+                f"prompt.item: {field[0]} stands behind {LABEL}, where a causal model does not "
+                f"read it; write {LABEL} last"
+            )
+
     def fill(self, text: str, pair: str | None, label: str) -> str:
         """Return an item."""
         values = {"text": text, "pair": pair or "", "label": label}
