@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,15 @@ def _run_and_show(
         continuation.run(lambda text: write_out(terminal_text(text)) if streams else None)
     if shows and not streams:
         write_out("\n".join(f"{lead}{terminal_text(text.text)}\n" for text in continuation.texts))
-    return _output_rows(prompt, continuation.texts, continuation.limit)
+    return [
+        {
+            "prompt": prompt,
+            "text": text.text,
+            "tokens": text.tokens,
+            "ended": text.finish_reason or continuation.limit,
+        }
+        for text in continuation.texts
+    ]
 
 
 def _check_config(config: GenerateConfig) -> None:
@@ -198,19 +206,6 @@ def sampling_of(config: SamplingConfig) -> Sampling:
     """Return how tokens are drawn."""
     with raised_as(ConfigError, ""):
         return Sampling(config.temperature, config.top_k, config.top_p)
-
-
-def _output_rows(prompt: str, texts: Sequence[GeneratedText], limit: str) -> list[dict[str, Any]]:
-    """Return texts as the output has them; `limit` is what ended those that nothing else did."""
-    return [
-        {
-            "prompt": prompt,
-            "text": generated.text,
-            "tokens": generated.tokens,
-            "ended": generated.finish_reason or limit,
-        }
-        for generated in texts
-    ]
 
 
 def _encode_prompt(trained: TrainedModel, prompt: str) -> Prompt:

@@ -126,14 +126,8 @@ def normalised_score(
     if norm == "unconditional":
         total -= math.fsum(alone)
     word = answer.strip()
-    lengths = {
-        "none": 1,
-        "unconditional": 1,
-        "token": len(log_probabilities),
-        "char": len(word),
-        "byte": len(word.encode()),
-    }
-    return total / max(1, lengths[norm])
+    lengths = {"token": len(log_probabilities), "char": len(word), "byte": len(word.encode())}
+    return total / max(1, lengths.get(norm, 1))
 
 
 def label_probabilities(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:

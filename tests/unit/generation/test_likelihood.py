@@ -22,7 +22,7 @@ from transfer_cli.generation.filling import (
     insert_candidates,
     split_at_gaps,
 )
-from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, score_endings, score_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, score_rows
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.prompts import (
     Template,
@@ -79,7 +79,7 @@ def by_definition(model, tokens, first):
 def test_ends_are_scored_as_alone_in_any_batch(batch, kind):
     model = lively(CausalLM(), position_kind=kind)
 
-    scores = score_endings(model, ROWS, batch)
+    scores = score_rows(model, ROWS, 0, batch)
 
     for row, row_scores in zip(ROWS, scores, strict=True):
         assert_close(row_scores, by_definition(model, list(row.tokens), row.first))
@@ -92,7 +92,7 @@ def test_what_is_read_once_changes_nothing(begun, kind):
     read = PrefixScorer(model, begun)
 
     for rows in (ROWS, ROWS[:1], ROWS[1:3]):
-        for one, other in zip(read.score(rows), score_endings(model, rows, 8), strict=True):
+        for one, other in zip(read.score(rows), score_rows(model, rows, 0, 8), strict=True):
             assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -104,13 +104,13 @@ def test_gaps_are_scored_as_alone_in_any_batch():
         Gap([2, 9, 4, 4, 8, 13, 3], 3, [5, 6]),
     ]
 
-    scores = score_gaps(model, rows, 0, 8)
+    scores = score_rows(model, rows, 0, 8)
 
     for row, row_scores in zip(rows, scores, strict=True):
-        (alone,) = score_gaps(model, [row], 0, 1)
+        (alone,) = score_rows(model, [row], 0, 1)
         assert_close(row_scores, alone)
         everything = Gap(row.tokens, row.place, range(tiny.VOCABULARY.size))
-        assert_close(score_gaps(model, [everything], 0, 1)[0].exp().sum(), torch.tensor(1.0))
+        assert_close(score_rows(model, [everything], 0, 1)[0].exp().sum(), torch.tensor(1.0))
 
 
 def test_a_diverged_model_is_an_error():
@@ -118,7 +118,7 @@ def test_a_diverged_model_is_an_error():
     model.backbone.token_embedding.weight[9] = torch.nan
 
     with pytest.raises(NotFiniteError):
-        score_endings(model, ROWS, 2)
+        score_rows(model, ROWS, 0, 2)
 
 
 ITEM = "Question: {text}\nAnswer Type: {label}"

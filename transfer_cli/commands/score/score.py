@@ -41,7 +41,7 @@ from transfer_cli.engine.evaluation import inference_batch_size
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, count_or_auto
 from transfer_cli.generation.filling import encode_with_gaps
-from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, Row, score_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, Row, score_rows
 from transfer_cli.generation.prompts import (
     CONTENT_FREE,
     Template,
@@ -311,7 +311,7 @@ class Prompter:
         rows = [self._gap(example, self.shots) for example in examples]
         if self.norm == "unconditional":
             rows += [self._gap(replace(example, text="", pair=None), []) for example in examples]
-        scored = score_gaps(self.trained.model, rows, self.trained.start.tokenizer.pad, self.batch)
+        scored = score_rows(self.trained.model, rows, self.trained.start.tokenizer.pad, self.batch)
         logs = [[*logs_N.unsqueeze(1)] for logs_N in scored]
         alone = logs[len(examples) :] or [[]] * len(examples)
         return [*map(self._probabilities, examples, logs, alone)]
