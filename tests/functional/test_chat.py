@@ -114,6 +114,15 @@ def test_it_is_talked_to(transfer, model, type_in):
     transfer("chat", model, "persona=I am old.", "device=cpu").refusal("persona: ", "system=")
 
 
+def test_a_conversation_that_is_too_long_is_named_before_the_first_is_answered(transfer, model):
+    write("asked.jsonl", [PIRATE, said(("user", "word " * 200))])
+
+    ended = transfer("generate", model, "messages=asked.jsonl", "max_tokens=4", "device=cpu")
+
+    ended.refusal("messages: ", "number 2", "positions")
+    assert ended.out == ""
+
+
 @pytest.mark.parametrize("most", [10_000, 90, 10])
 def test_a_reply_that_may_be_long_does_not_push_out_what_fits(most, model):
     turns = said(("user", "a"), ("assistant", "b"), ("user", "c"))["messages"]

@@ -57,11 +57,14 @@ def generate(config: GenerateConfig) -> None:
     if not asks:
         rows = _run_and_show(Continuation(trained, precision, prompt, config), prompt, config)
     else:
-        rows, path = [], Path(config.messages or "").expanduser()
+        rows, path, asked = [], Path(config.messages or "").expanduser(), []
         with open_chat_prompter(trained) as prompter:
-            for example in read_conversations(path, prompter.task):
-                continuation = Continuation(trained, precision, prompter.prompt(example), config)
-                rows += _run_and_show(continuation, str(example.messages[-1]["content"]), config)
+            for number, example in enumerate(read_conversations(path, prompter.task), 1):
+                with raised_as(ConfigError, f"messages: {path}, number {number}: ", ConfigError):
+                    continued = Continuation(trained, precision, prompter.prompt(example), config)
+                asked.append((continued, str(example.messages[-1]["content"])))
+        for continued, said in asked:
+            rows += _run_and_show(continued, said, config)
     if config.output is not None:
         write_json_lines(config.output, rows)
 
