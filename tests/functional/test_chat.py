@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import tiny
 from tests.published import publish, reference
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.commands.conversation import open_chat_prompter
 
 TEMPLATE = (Path(__file__).parents[1] / "inputs/chat_templates/llama2.jinja").read_text()
 
@@ -109,6 +112,25 @@ def test_it_is_talked_to(transfer, model, type_in):
     assert whole[2] == alone[0] != whole[1]
     assert whole[3] == system.out.split("\n")[0]
     transfer("chat", model, "persona=I am old.", "device=cpu").refusal("persona: ", "system=")
+
+
+def test_a_conversation_that_is_too_long_is_named_before_the_first_is_answered(transfer, model):
+    write("asked.jsonl", [PIRATE, said(("user", "word " * 200))])
+
+    ended = transfer("generate", model, "messages=asked.jsonl", "max_tokens=4", "device=cpu")
+
+    ended.refusal("messages: ", "number 2", "positions")
+    assert ended.out == ""
+
+
+@pytest.mark.parametrize("most", [10_000, 90, 10])
+def test_a_reply_that_may_be_long_does_not_push_out_what_fits(most, model):
+    turns = said(("user", "a"), ("assistant", "b"), ("user", "c"))["messages"]
+
+    with open_chat_prompter(open_trained(str(model), tiny.FP32)) as prompter:
+        prompter.prompt_within(turns, most)
+
+    assert len(turns) == 3
 
 
 def test_a_published_model_is_scored_as_a_run_that_did_not_learn(tune, transfer, model, pretrained):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -103,6 +104,39 @@ def test_a_masked_model_fills_the_gap(score, masked):
     assert 0 <= measures["accuracy"] <= 1
 
 
+@pytest.mark.parametrize("norm", ["char", "unconditional"])
+def test_a_masked_models_words_are_normalised_too(score, masked, norm):
+    words = "{animal: of, city: the, disease: is, mineral: river, person: in, river: and}"
+    item = ("data=sample_questions", "prompt.item={text} It is {label} .", f"prompt.words={words}")
+
+    _, plain, _ = score(masked, *item, "split=validation")
+    shutil.rmtree("out")
+    _, items, _ = score(masked, *item, "split=validation", f"prompt.norm={norm}")
+
+    assert items[0].probability != pytest.approx(plain[0].probability)
+
+
+@pytest.mark.parametrize(
+    ("item", "words", "key"),
+    [("{label}: {text}", "", "item"), ("{text} {label} {pair}", "", "item"),
+     ("{text} {label}", "漢", "words")],
+)  # fmt: skip
+def test_a_prompt_that_says_nothing_of_the_example_or_its_word_is_refused(
+    item, words, key, transfer, pretrained, masked
+):
+    others = "{animal: of, city: the, disease: is, mineral: river, person: in, river: '漢'}"
+    typed = [f"prompt.words={others}"] if words else []
+    run = masked if words else pretrained
+
+    ended = transfer(
+        "score", run, "data=sample_questions", f"prompt.item={item}", "device=cpu", "output=out",
+        *typed,
+    )  # fmt: skip
+
+    assert ended.refusal(f"prompt.{key}: ")
+    assert not Path("out").exists()
+
+
 def cloze_file(*rows):
     Path("cloze.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return ("data=cloze", "data.files=cloze.jsonl")
@@ -128,6 +162,23 @@ def test_a_causal_model_says_all_tokens_of_a_word(score, tmp_path, batch):
     assert [item.score for item in items] == [float(said == word)] * 2
     assert measures["answer_perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
     assert re.search(r"2 words: [\d.]+ % \(", out)
+
+
+def test_a_word_before_which_nothing_stands_is_scored_after_the_end_of_a_text(score, tmp_path):
+    theirs = published.publish(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+    tokenizer = published.reference().AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    rows = [
+        {"text": "Who wrote the [MASK]", "answer": "play"},
+        {"text": "[MASK].", "answer": "Who"},
+    ]
+
+    _, items, _ = score(tmp_path / "gpt2", *cloze_file(*rows))
+
+    row = [0, *tokenizer("Who")["input_ids"]]
+    with torch.no_grad():
+        logits = theirs(torch.tensor([row])).logits[0, :-1]
+    nats = -float(logits.log_softmax(-1)[range(len(row) - 1), row[1:]].sum())
+    assert items[1].loss == pytest.approx(nats, abs=1e-4)
 
 
 def test_a_causal_model_chooses_among_words(score, pretrained):

@@ -27,6 +27,7 @@ from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.schema import ServingConfig
 from transfer_cli.serving import command
 from transfer_cli.serving.app import Service
+from transfer_cli.serving.batching import Kind
 from transfer_cli.serving.server import run_server
 
 HERE = "http://127.0.0.1"
@@ -239,6 +240,8 @@ BAD = {
     "empty prompt": ("/generate", {"model": "text", "prompt": ""}, 422, "prompt"),
     "long prompt": ("/generate", {"model": "text", "prompt": "a " * 999}, 422, "prompt"),
     "no such key": ("/generate", {**OF_TEXT, "max_token": 3}, 422, "'max_tokens'"),
+    "no such key beside texts": ("/embed", {"texts": ["a"], "modle": "text"}, 422, "'model'"),
+    "no yes or no": ("/generate", {**OF_TEXT, "stream": "yes"}, 422, "stream"),
     "other command's key": ("/generate", {**OF_TEXT, "output": "f"}, 422, "output"),
     "no number": ("/generate", {**OF_TEXT, "top_p": "x"}, 422, "top_p"),
     "infinity": ("/generate", b'{"model": "text", "prompt": "a", "top_p": 1e999}', 422, "top_p"),
@@ -339,6 +342,29 @@ def test_without_its_packages_it_names_them(finetuned, transfer, monkeypatch):
 
 
 # --- how it ends -------------------------------------------------------------------------------
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun(service):
+    service, seen, begun, go = service(), [], threading.Event(), threading.Event()
+
+    def work(texts):
+        seen.extend(text.text for text in texts)
+        begun.set()
+        assert go.wait(20)
+        return [{"label": "a"} for _ in texts]
+
+    service._models["kinds"].kinds["predict"] = Kind(work, 1)
+    with running(service) as port:
+        with socket.create_connection(("127.0.0.1", port), 20) as line:
+            line.sendall(as_http({"texts": ["first", "second"]}))
+            assert begun.wait(20)
+        for _ in range(200):  # that it has gone is seen after a moment
+            if "requests_in_flight 1.0" in asked(port, "GET", "/metrics")[1]:
+                break
+        go.set()
+        assert asked(port, "POST", "/predict", {"texts": ["other"]})[0] == 200
+
+    assert seen == ["first", "other"]
 
 
 def half_asked(port):

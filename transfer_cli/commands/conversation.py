@@ -33,12 +33,16 @@ class ChatPrompter:
         return Prompt(PromptLayout(tokenizer, answer_end=self.task.end_in(tokenizer)), tokens)
 
     def prompt_within(self, messages: list[Message], most: int) -> Prompt:
-        """Return the same, where `most` tokens have room; the oldest turns are taken away."""
+        """Return the same, where `most` tokens have room; the oldest turns are taken away.
+
+        No room is made beyond half of the positions, so that something of what was said is left.
+        """
         shape = self.trained.start.description.shape
+        room = shape.positions - min(most, shape.positions // 2)
         while True:
             prompt = self.prompt(ChatExample(messages))
             asked = [at for at, turn in enumerate(messages) if turn["role"] == "user"]
-            has_room = len(prompt.tokens) + most <= shape.positions or not shape.is_bounded
+            has_room = len(prompt.tokens) <= room or not shape.is_bounded
             if has_room or len(asked) < 2:
                 return prompt
             del messages[asked[0] : asked[1]]

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,14 @@ def generate(config: GenerateConfig) -> None:
     if not asks:
         rows = _run_and_show(Continuation(trained, precision, prompt, config), prompt, config)
     else:
-        rows, path = [], Path(config.messages or "").expanduser()
+        rows, path, asked = [], Path(config.messages or "").expanduser(), []
         with open_chat_prompter(trained) as prompter:
-            for example in read_conversations(path, prompter.task):
-                continuation = Continuation(trained, precision, prompter.prompt(example), config)
-                rows += _run_and_show(continuation, str(example.messages[-1]["content"]), config)
+            for number, example in enumerate(read_conversations(path, prompter.task), 1):
+                with raised_as(ConfigError, f"messages: {path}, number {number}: ", ConfigError):
+                    continued = Continuation(trained, precision, prompter.prompt(example), config)
+                asked.append((continued, str(example.messages[-1]["content"])))
+        for continued, said in asked:
+            rows += _run_and_show(continued, said, config)
     if config.output is not None:
         write_json_lines(config.output, rows)
 
@@ -82,7 +85,15 @@ def _run_and_show(
         continuation.run(lambda text: write_out(terminal_text(text)) if streams else None)
     if shows and not streams:
         write_out("\n".join(f"{lead}{terminal_text(text.text)}\n" for text in continuation.texts))
-    return _output_rows(prompt, continuation.texts, continuation.limit)
+    return [
+        {
+            "prompt": prompt,
+            "text": text.text,
+            "tokens": text.tokens,
+            "ended": text.finish_reason or continuation.limit,
+        }
+        for text in continuation.texts
+    ]
 
 
 def _check_config(config: GenerateConfig) -> None:
@@ -198,19 +209,6 @@ def sampling_of(config: SamplingConfig) -> Sampling:
     """Return how tokens are drawn."""
     with raised_as(ConfigError, ""):
         return Sampling(config.temperature, config.top_k, config.top_p)
-
-
-def _output_rows(prompt: str, texts: Sequence[GeneratedText], limit: str) -> list[dict[str, Any]]:
-    """Return texts as the output has them; `limit` is what ended those that nothing else did."""
-    return [
-        {
-            "prompt": prompt,
-            "text": generated.text,
-            "tokens": generated.tokens,
-            "ended": generated.finish_reason or limit,
-        }
-        for generated in texts
-    ]
 
 
 def _encode_prompt(trained: TrainedModel, prompt: str) -> Prompt:

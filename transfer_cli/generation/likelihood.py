@@ -5,6 +5,7 @@ Legend: B rows, T positions, N scored tokens, D width, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -78,13 +79,10 @@ Row = TypeVar("Row", bound=Ending | Gap)
 Found = TypeVar("Found")
 
 
-def score_endings(model: TransferModel, rows: Sequence[Ending], batch: int) -> list[Tensor]:
-    """Return the log-probability of each token of each end, `[N]` in float32, of a causal model."""
-    return _score_in_batches(rows, batch, lambda some: _score_rows(model, some))
-
-
-def score_gaps(model: TransferModel, rows: Sequence[Gap], padding: int, batch: int) -> list[Tensor]:
-    """Return the log-probability of each target of each gap, `[N]`, of a masked model."""
+def score_rows(
+    model: TransferModel, rows: Sequence[Ending | Gap], padding: int, batch: int
+) -> list[Tensor]:
+    """Return the log-probability of each target of each row, `[N]` in float32."""
     return _score_in_batches(rows, batch, lambda some: _score_rows(model, some, padding))
 
 
@@ -109,7 +107,7 @@ class PrefixScorer:
         self._cache = _extend_cache(model, KVCache(model.backbone.shape.depth, len(tokens)), tokens)
 
     def score(self, rows: Sequence[Ending]) -> list[Tensor]:
-        """Return the same as `score_endings`, of texts that differ near their ends.
+        """Return the same as `score_rows`, of texts that differ near their ends.
 
         What they have in common is read once, and of that what is read already is not read again.
         """
@@ -200,12 +198,8 @@ def _score_in_batches(
 
 def _common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
     """Return the tokens that all rows begin with."""
-    beginning = []
-    for tokens in zip(*rows, strict=False):
-        if len(set(tokens)) > 1:
-            break
-        beginning.append(tokens[0])
-    return beginning
+    columns = zip(*rows, strict=False)
+    return [tokens[0] for tokens in takewhile(lambda tokens: len(set(tokens)) == 1, columns)]
 
 
 def _on_device(model: TransferModel, values: Sequence[object]) -> Tensor:

@@ -6,7 +6,7 @@ Legend: C labels or choices.
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,16 +14,13 @@ import numpy.typing as npt
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.generation.likelihood import Ending
+from transfer_cli.generation.prompt_layout import PromptLayout
 
 LABEL = "{label}"
 _FIELDS = re.compile(r"\{(text|pair|label)\}")
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
 """Texts that say nothing: what a model makes of them is its bias (Zhao et al. 2021)."""
-
-NORMS = ("none", "token", "char", "byte", "unconditional")
-
-Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,14 @@ class Template:
             raise ConfigError(
                 f"prompt.item: {self.item!r} has to hold {{text}} and, once, {LABEL}, such as "
                 "prompt.item='{text} Label: {label}'"
+            )
+
+    def check_order(self) -> None:
+        """Refuse a text behind the answer, which a causal model says after what it has read."""
+        if field := _FIELDS.search(self.item.partition(LABEL)[2]):
+            raise ConfigError(
+                f"prompt.item: {field[0]} stands behind {LABEL}, where a causal model does not "
+                f"read it; write {LABEL} last"
             )
 
     def fill(self, text: str, pair: str | None, label: str) -> str:
@@ -72,22 +77,22 @@ class Template:
     @property
     def bare_prompt(self) -> str:
         """What asks for the answer, without any text: all between the last text and the label."""
-        return _FIELDS.split(self._before)[-1].strip() or self._before.strip()
+        return _FIELDS.split(self._before)[-1].strip()
 
     @property
     def _before(self) -> str:
         return self.item[: self.item.index(LABEL)]
 
 
-def encode_ending(encode: Encode, prompt: str, answer: str) -> Ending:
+def encode_ending(layout: PromptLayout, prompt: str, answer: str) -> Ending:
     """Return the tokens of a prompt and its answer; the answer begins where they differ."""
-    alone, tokens = encode(prompt), encode(prompt + answer)
+    alone, tokens = layout.encode(prompt), layout.encode(prompt + answer)
     # Some tokenizers join the prompt's end and the answer's beginning.
     pairs = zip(alone, tokens, strict=False)
     first = next((at for at, (one, other) in enumerate(pairs) if one != other), len(alone))
     if first >= len(tokens):
         raise ConfigError(f"prompt.words: {answer!r} has no tokens of its own; choose other words")
-    return Ending(tokens, first)
+    return Ending(tokens, first) if first else Ending(layout.encode_scored(prompt + answer), 1)
 
 
 def draw_shots(labels: Sequence[int], shots: int, seed: int) -> list[int]:
@@ -121,14 +126,8 @@ def normalised_score(
     if norm == "unconditional":
         total -= math.fsum(alone)
     word = answer.strip()
-    lengths = {
-        "none": 1,
-        "unconditional": 1,
-        "token": len(log_probabilities),
-        "char": len(word),
-        "byte": len(word.encode()),
-    }
-    return total / max(1, lengths[norm])
+    lengths = {"token": len(log_probabilities), "char": len(word), "byte": len(word.encode())}
+    return total / max(1, lengths.get(norm, 1))
 
 
 def label_probabilities(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:

@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from transfer_cli.data.cloze import MinimalPair
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
-from transfer_cli.generation.likelihood import Ending, Gap, score_endings, score_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, score_rows
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.transfer_model import TransferModel
 
 
+@dataclass(frozen=True)
 class SentenceScorer:
     """Scores sentences by the sum of their tokens' log-probabilities.
 
@@ -28,44 +29,37 @@ class SentenceScorer:
             (Kauf and Ivanova 2023).
     """
 
-    def __init__(
-        self,
-        model: TransferModel,
-        tokenizer: Tokenizer,
-        reads: PromptLayout | Around,
-        *,
-        batch: int,
-        scores_first: bool,
-        within_word: bool,
-    ) -> None:
-        self._model, self._tokenizer, self._reads, self._batch = model, tokenizer, reads, batch
-        self._scores_first, self._within_word = scores_first, within_word
+    model: TransferModel
+    tokenizer: Tokenizer
+    reads: PromptLayout | Around
+    _: KW_ONLY
+    batch: int
+    scores_first: bool
+    within_word: bool
 
     def score(self, sentences: Sequence[str]) -> tuple[list[float], list[int]]:
         """Return the log-probability of each sentence in nats, and its number of tokens."""
-        if isinstance(self._reads, PromptLayout):
-            rows = [self._causal_ending(text, self._reads) for text in sentences]
-            scores = score_endings(self._model, rows, self._batch)
+        if isinstance(self.reads, PromptLayout):
+            rows = [self._causal_ending(text, self.reads) for text in sentences]
+            scores = score_rows(self.model, rows, self.tokenizer.pad, self.batch)
             counts = [len(row.tokens) - row.first for row in rows]
             return [math.fsum(scores_N.tolist()) for scores_N in scores], counts
-        before = self._tokenizer.cls if self._reads == "sentence" else self._tokenizer.sep
+        before = self.tokenizer.cls if self.reads == "sentence" else self.tokenizer.sep
         gaps = [list(self._gaps(text, before)) for text in sentences]
         flat = [gap for row in gaps for gap in row]
-        scored = iter(score_gaps(self._model, flat, self._tokenizer.pad, self._batch))
+        scored = iter(score_rows(self.model, flat, self.tokenizer.pad, self.batch))
         sums = [math.fsum(float(next(scored)) for _ in row) for row in gaps]
         return sums, [len(row) for row in gaps]
 
     def _causal_ending(self, text: str, layout: PromptLayout) -> Ending:
         """Return the tokens of a sentence as a causal model reads them."""
-        tokens = layout.encode(text)
-        if self._scores_first and layout.line_end is None and layout.before_text is None:
-            tokens = [self._tokenizer.sep, *tokens]
+        tokens = layout.encode_scored(text) if self.scores_first else layout.encode(text)
         self._check(text, len(tokens), least=2)
         return Ending(tokens, 1)
 
     def _gaps(self, text: str, before: int) -> Iterator[Gap]:
         """Yield the sentence with each of its tokens hidden in turn."""
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         inner = tokenizer.encode(text)
         tokens = [before, *inner, tokenizer.sep]
         self._check(text, len(tokens), least=3)
@@ -73,13 +67,13 @@ class SentenceScorer:
             hidden = tokens.copy()
             hidden[place] = tokenizer.mask
             for later in range(place + 1, len(inner) + 1):
-                if not self._within_word or tokenizer.starts_word[tokens[later]]:
+                if not self.within_word or tokenizer.starts_word[tokens[later]]:
                     break
                 hidden[later] = tokenizer.mask
             yield Gap(hidden, place, [tokens[place]])
 
     def _check(self, text: str, count: int, least: int) -> None:
-        positions = self._model.backbone.shape.positions
+        positions = self.model.backbone.shape.positions
         if count < least:
             raise DataError(f"The sentence {text[:80]!r} has too few tokens to be scored.")
         if count > positions:

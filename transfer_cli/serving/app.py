@@ -5,12 +5,12 @@ import hmac
 import json
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,8 +37,6 @@ from transfer_cli.safe_files import UnreadableError, parse_json
 from transfer_cli.serving.batching import Job, Kind, QueueFullError, Worker
 from transfer_cli.serving.counters import Metrics
 from transfer_cli.serving.interface import input_fields, openapi, request_keys
-
-T = TypeVar("T")
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _OPEN_PATHS = ("/", "/health")
@@ -173,7 +171,7 @@ class Service:
         task = served.model.task
         for number, example in enumerate(examples, 1):
             self._check_size(sum(map(len, task.inputs(example))) if task else 0, number)
-        answers = await self._answers_in_time(served, "predict", examples)
+        answers = await self._answers(request, served.worker.ask(served.kinds["predict"], examples))
         if None in answers:
             raise NotFiniteError(f"texts, line {answers.index(None) + 1}: the answer")
         return JSONResponse({"predictions": answers})
@@ -183,7 +181,7 @@ class Service:
         texts = self._texts_in(asked)
         for number, example in enumerate(text_examples(texts), 1):
             self._check_size(len(example.text) + len(example.pair or ""), number)
-        vectors = await self._answers_in_time(served, "embed", texts)
+        vectors = await self._answers(request, served.worker.ask(served.kinds["embed"], texts))
         for number, vector in enumerate(vectors, 1):
             if not all(map(math.isfinite, vector)):
                 raise NotFiniteError(f"texts, line {number}: the vector")
@@ -193,14 +191,18 @@ class Service:
         served, asked = await self._read_request(request, "generate")
         prompt = text_of(Record(1, asked), "prompt", "the body")
         self._check_size(len(prompt), 0)
-        continuation = served.model.continuation(prompt, **self._generation_keys(asked))
+        beside, streams = ("prompt", "model", "stream"), asked.get("stream") or False
+        if not isinstance(streams, bool):
+            raise HTTPException(422, f"stream: expected true or false, got {streams!r:.60}")
+        keys = {key: value for key, value in asked.items() if key not in beside}
+        continuation = served.model.continuation(prompt, **keys)
         stream = _Stream(continuation, monotonic() + self._limits.timeout_seconds)
-        job = self._submit(served, "generate", [stream])
-        if asked.get("stream") is True:
+        job = served.worker.ask(served.kinds["generate"], [stream])
+        if streams:
             events = self._events(stream, job)
             return StreamingResponse(events, media_type="text/event-stream")
         try:
-            await self._with_timeout(job.answers)
+            await self._answers(request, job)
         finally:
             stream.is_given_up.set()
         return JSONResponse({"text": stream.continuation.texts[0].text, **stream.ending})
@@ -256,7 +258,7 @@ class Service:
 
     async def _read_request(self, request: Request, kind: str) -> tuple[Served, dict[str, Any]]:
         """Return the model that is asked and the object in a request."""
-        body = await self._with_timeout(self._read_body(request))
+        body = await asyncio.wait_for(self._read_body(request), self._limits.timeout_seconds)
         try:
             asked = parse_json(body.decode("utf-8"))
         except (UnicodeDecodeError, UnreadableError) as error:
@@ -265,6 +267,9 @@ class Service:
         if kind not in served.kinds:
             can = list_names(f"/{ability}" for ability in served.kinds)
             raise HTTPException(404, f"/{kind}: {served.name} cannot; it answers {can}")
+        known = request_keys(self._interface, f"/{kind}")
+        if wrong := next((key for key in asked if key not in known), None):
+            raise HTTPException(422, f"{wrong[:100]}: no such key.{did_you_mean(wrong, known)}")
         return served, asked
 
     async def _read_body(self, request: Request) -> bytes:
@@ -292,28 +297,32 @@ class Service:
             raise HTTPException(422, f"texts: {len(texts):,}, the most is {most:,}")
         return texts
 
-    def _generation_keys(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `/generate` answers about a text."""
-        known = request_keys(self._interface, "/generate")
-        if wrong := next((key for key in asked if key not in known), None):
-            raise HTTPException(422, f"{wrong[:100]}: no such key.{did_you_mean(wrong, known)}")
-        beside = ("prompt", "model", "stream")
-        return {key: value for key, value in asked.items() if key not in beside}
-
     def _check_size(self, characters: int, number: int) -> None:
         most = self._limits.max_characters
         if characters > most:
             where = f"texts, line {number}" if number else "prompt"
             raise HTTPException(422, f"{where}: {characters:,} characters, the most is {most:,}")
 
-    def _submit(self, served: Served, kind: str, texts: Sequence[Any]) -> Job:
-        return served.worker.ask(served.kinds[kind], texts)
+    async def _answers(self, request: Request, job: Job) -> list[Any]:
+        """Wait for answers, which are given up when it takes too long or nobody waits for them."""
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait(
+                (job.answers, gone), timeout=self._limits.timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )  # fmt: skip
+            if job.answers.done():
+                return job.answers.result()
+            raise ClientDisconnect if gone.done() else TimeoutError
+        finally:
+            gone.cancel()
+            job.answers.cancel()
 
-    async def _with_timeout(self, answers: Awaitable[T]) -> T:
-        return await asyncio.wait_for(answers, self._limits.timeout_seconds)
 
-    async def _answers_in_time(self, served: Served, kind: str, texts: Sequence[Any]) -> list[Any]:
-        return await self._with_timeout(self._submit(served, kind, texts).answers)
+async def _disconnected(request: Request) -> None:
+    """Return once nobody waits for an answer any more; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Guard:
@@ -381,7 +390,7 @@ def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -
 _STATUSES: Mapping[type[Exception], tuple[int, str]] = {
     TimeoutError: (504, "there is no answer in time; see serve.timeout_seconds"),
     QueueFullError: (429, "so many texts wait already; ask again, see serve.queue"),
-    ClientDisconnect: (400, "the request has no end"),
+    ClientDisconnect: (400, "the request has no end, or nobody waits for its answer"),
     NotFiniteError: (500, ""),
     TransferError: (422, ""),
 }

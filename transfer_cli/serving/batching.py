@@ -107,12 +107,14 @@ class Worker:
             if kind.most > 1:
                 self._changed.wait_for(lambda: len(self._waiting) >= kind.most, self._wait_s)
             batch: list[tuple[Job, int]] = []
-            others: deque[tuple[Job, int]] = deque()
+            others: list[tuple[Job, int]] = []
             for pair in self._waiting:
                 if not pair[0].answers.done():
                     fits = pair[0].kind is kind and len(batch) < kind.most
                     (batch if fits else others).append(pair)
-            self._waiting = others
+            begun = {job for job, _ in batch}
+            # What is left of a request waits behind those that have had no turn meanwhile.
+            self._waiting = deque(sorted(others, key=lambda pair: pair[0] in begun))
             return batch
 
     def _answer(self, batch: Sequence[tuple[Job, int]]) -> None:

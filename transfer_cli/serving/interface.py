@@ -57,5 +57,6 @@ def openapi(models: Sequence[str]) -> dict[str, Any]:
 def request_keys(document: dict[str, Any], path: str) -> Collection[str]:
     """Return the keys that a request may have."""
     content = document["paths"][path]["post"]["requestBody"]["content"]
-    keys: dict[str, Any] = content["application/json"]["schema"]["properties"]
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    keys: dict[str, Any] = document["components"]["schemas"][name]["properties"]
     return keys

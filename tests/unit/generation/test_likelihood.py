@@ -4,6 +4,7 @@ Legend: V vocabulary.
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from transfer_cli.generation.filling import (
     insert_candidates,
     split_at_gaps,
 )
-from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, score_endings, score_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, score_rows
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.prompts import (
     Template,
@@ -78,7 +79,7 @@ def by_definition(model, tokens, first):
 def test_ends_are_scored_as_alone_in_any_batch(batch, kind):
     model = lively(CausalLM(), position_kind=kind)
 
-    scores = score_endings(model, ROWS, batch)
+    scores = score_rows(model, ROWS, 0, batch)
 
     for row, row_scores in zip(ROWS, scores, strict=True):
         assert_close(row_scores, by_definition(model, list(row.tokens), row.first))
@@ -91,7 +92,7 @@ def test_what_is_read_once_changes_nothing(begun, kind):
     read = PrefixScorer(model, begun)
 
     for rows in (ROWS, ROWS[:1], ROWS[1:3]):
-        for one, other in zip(read.score(rows), score_endings(model, rows, 8), strict=True):
+        for one, other in zip(read.score(rows), score_rows(model, rows, 0, 8), strict=True):
             assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -103,13 +104,13 @@ def test_gaps_are_scored_as_alone_in_any_batch():
         Gap([2, 9, 4, 4, 8, 13, 3], 3, [5, 6]),
     ]
 
-    scores = score_gaps(model, rows, 0, 8)
+    scores = score_rows(model, rows, 0, 8)
 
     for row, row_scores in zip(rows, scores, strict=True):
-        (alone,) = score_gaps(model, [row], 0, 1)
+        (alone,) = score_rows(model, [row], 0, 1)
         assert_close(row_scores, alone)
         everything = Gap(row.tokens, row.place, range(tiny.VOCABULARY.size))
-        assert_close(score_gaps(model, [everything], 0, 1)[0].exp().sum(), torch.tensor(1.0))
+        assert_close(score_rows(model, [everything], 0, 1)[0].exp().sum(), torch.tensor(1.0))
 
 
 def test_a_diverged_model_is_an_error():
@@ -117,7 +118,7 @@ def test_a_diverged_model_is_an_error():
     model.backbone.token_embedding.weight[9] = torch.nan
 
     with pytest.raises(NotFiniteError):
-        score_endings(model, ROWS, 2)
+        score_rows(model, ROWS, 0, 2)
 
 
 ITEM = "Question: {text}\nAnswer Type: {label}"
@@ -134,6 +135,7 @@ def test_a_prompt_ends_before_the_space_of_its_answer():
     )
     assert template.answer("Location") == " Location"
     assert template.bare_prompt == "Answer Type:"
+    assert Template("{text} {label}").bare_prompt == ""
 
 
 def test_a_text_that_looks_like_a_field_is_text():
@@ -149,24 +151,32 @@ def test_an_item_needs_a_text_and_one_label(item):
         Template(item)
 
 
-@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
-def test_an_answer_begins_where_its_tokens_do(kind, request):
-    tokenizer = request.getfixturevalue(kind)
+LAYOUTS = [{}, {"has_lines": False}, {"has_lines": False, "before_text": 2}]
 
-    row = encode_ending(tokenizer.encode, "the cat", " sat")
+
+@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
+@pytest.mark.parametrize("prompt", ["the cat", ""])
+@pytest.mark.parametrize("changes", LAYOUTS)
+def test_an_answer_begins_where_its_tokens_do(kind, prompt, changes, request):
+    tokenizer = request.getfixturevalue(kind)
+    layout = PromptLayout(tokenizer, **changes)
+
+    row = encode_ending(layout, prompt, " sat")
 
     assert tokenizer.decode(row.tokens[row.first :]).strip() == "sat"
-    assert row.tokens[: row.first] == tokenizer.encode("the cat")
+    begins = [tokenizer.sep] if layout.before_text is None else [layout.before_text]
+    assert row.tokens[: row.first] == (layout.encode(prompt) or begins)
 
 
 def test_tokens_that_join_prompt_and_answer_belong_to_the_answer():
-    known = {"ab": [1, 2], "abc": [1, 5]}
+    known = {"ab": [1, 2], "abc": [1, 5], "ab ": [1, 2]}
+    layout = PromptLayout(SimpleNamespace(encode=known.__getitem__, sep=0), has_lines=False)
 
-    row = encode_ending(known.__getitem__, "ab", "c")
+    row = encode_ending(layout, "ab", "c")
 
     assert (row.tokens, row.first) == ([1, 5], 1)
     with pytest.raises(ConfigError, match="no tokens of its own"):
-        encode_ending({"ab": [1, 2], "ab ": [1, 2]}.__getitem__, "ab", " ")
+        encode_ending(layout, "ab", " ")
 
 
 @pytest.mark.parametrize(

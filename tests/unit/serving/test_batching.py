@@ -47,6 +47,21 @@ def test_what_waits_goes_together_up_to_a_size_and_by_kind():
     assert held.seen == [["first"], [*"abce"], ["d"], [*"fg"]]
 
 
+def test_a_large_request_lets_others_have_their_turn_between_its_portions():
+    async def ask(held):
+        first = await held.first()
+        jobs = [held.worker.ask(held.kind, [*texts]) for texts in ("abcdefghij", "klmnop", "q")]
+        held.go.set()
+        return await asyncio.gather(first, *(job.answers for job in jobs))
+
+    held = Held()
+
+    answers = asyncio.run(ask(held))
+
+    assert answers == [["FIRST"], [*"ABCDEFGHIJ"], [*"KLMNOP"], ["Q"]]
+    assert held.seen == [["first"], [*"abcd"], [*"klmn"], [*"qefg"], [*"ophi"], ["j"]]
+
+
 def test_a_text_that_fails_fails_alone():
     async def ask(held):
         first = await held.first()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
@@ -40,7 +41,7 @@ from transfer_cli.engine.evaluation import inference_batch_size
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, count_or_auto
 from transfer_cli.generation.filling import encode_with_gaps
-from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, score_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, PrefixScorer, Row, score_rows
 from transfer_cli.generation.prompts import (
     CONTENT_FREE,
     Template,
@@ -234,11 +235,12 @@ class Prompter:
 
     def __post_init__(self) -> None:
         self.is_causal = isinstance(self.trained.objective, CausalLM)
-        self._encode = self.trained.start.prompt_layout.encode
+        self._layout = self.trained.start.prompt_layout
         if self.is_causal:
+            self.template.check_order()
             begun = self.template.join(self.shots)
             room = self.trained.start.description.shape.positions
-            self._read = PrefixScorer(self.trained.model, self._encode(begun)[: room - 1])
+            self._read = PrefixScorer(self.trained.model, self._layout.encode(begun)[: room - 1])
             self._alone = PrefixScorer(self.trained.model, [])
 
     def ask(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
@@ -254,69 +256,88 @@ class Prompter:
 
     def _score_answers(self, example: PromptExample) -> dict[str, npt.NDArray[np.float64]]:
         """Return what a causal model says of an example."""
-        answers = [self.template.answer(word) for words in example.words for word in words]
-        rows = self._prompts_with_answers(example, answers)
-        conditional = [logs.tolist() for logs in self._read.score(rows)]
-        unconditional: list[list[float]] = [[] for _ in answers]
-        if self.norm == "unconditional":
-            prompt = self.template.bare_prompt
-            bare = [encode_ending(self._encode, prompt, answer) for answer in answers]
-            unconditional = [logs.tolist() for logs in self._alone.score(_after_first_token(bare))]
-        probabilities = {}
+
+        def endings(prompt: str) -> list[Ending]:
+            return [
+                encode_ending(self._layout, prompt, answer) for answer in self._answers(example)
+            ]
+
+        rows = self._with_room(
+            example, self.shots,
+            lambda shots: endings(self.template.prompt(shots, example.text, example.pair)),
+        )  # fmt: skip
+        is_compared = self.norm == "unconditional"
+        alone = self._alone.score(endings(self.template.bare_prompt)) if is_compared else ()
+        return self._probabilities(example, self._read.score(rows), alone)
+
+    def _answers(self, example: PromptExample) -> list[str]:
+        return [self.template.answer(word) for words in example.words for word in words]
+
+    def _probabilities(
+        self, example: PromptExample, conditional: Sequence[Tensor], alone: Sequence[Tensor] = ()
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Return those of an example's labels, by the log-probabilities of the words' tokens."""
+        answers, probabilities = self._answers(example), {}
+        without = alone or [torch.empty(0)] * len(answers)
         for norm in dict.fromkeys(("none", self.norm)):
-            scores = iter(
-                normalised_score(logs, answer, norm, other)
-                for logs, answer, other in zip(conditional, answers, unconditional, strict=True)
+            scores = (
+                normalised_score(logs_N.tolist(), answer, norm, alone_N.tolist())
+                for logs_N, answer, alone_N in zip(conditional, answers, without, strict=True)
             )
             by_label = [[next(scores) for _ in words] for words in example.words]
             probabilities[norm] = label_probabilities(by_label)
         return probabilities
 
-    def _prompts_with_answers(self, example: PromptExample, answers: Sequence[str]) -> list[Ending]:
-        """Return an example's prompt with each answer, after as many items as there is room."""
+    def _with_room(
+        self,
+        example: PromptExample,
+        shots: Sequence[str],
+        read: Callable[[Sequence[str]], list[Row]],
+    ) -> list[Row]:
+        """Return what is read of an example after as many items as there is room."""
         positions = self.trained.start.description.shape.positions
-        for left in range(len(self.shots) + 1):
-            prompt = self.template.prompt(self.shots[left:], example.text, example.pair)
-            rows = [encode_ending(self._encode, prompt, answer) for answer in answers]
+        for left in range(len(shots) + 1):
+            rows = read(shots[left:])
             if max(len(row.tokens) for row in rows) <= positions:
                 self.dropped += left
-                return _after_first_token(rows)
-        raise DataError(_too_long_message(example, positions))
+                return rows
+        raise DataError(
+            f"The text {example.text[:80]!r} is longer with its prompt than the model's "
+            f"{positions} positions."
+        )
 
     def _fill(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return what a masked model says of examples, whose label it sees as a gap."""
-        tokenizer = self.trained.start.tokenizer
-        positions = self.trained.start.description.shape.positions
-        gaps = []
-        for example in examples:
-            asked = [self._single_token(word) for words in example.words for word in words]
-            question = self.template.fill(example.text, example.pair, "[MASK]")
-            for left in range(len(self.shots) + 1):
-                text = self.template.join([*self.shots[left:], question])
-                tokens = encode_with_gaps(text, tokenizer, self.trained.start.around)
-                if len(tokens) <= positions:
-                    break
-            else:
-                raise DataError(_too_long_message(example, positions))
-            self.dropped += left
-            if tokens.count(tokenizer.mask) != 1:
-                raise DataError(f"The prompt of {example.text[:80]!r} holds [MASK] more than once.")
-            gaps.append(Gap(tokens, tokens.index(tokenizer.mask), asked))
-        scored = score_gaps(self.trained.model, gaps, tokenizer.pad, self.batch)
-        probabilities = []
-        for example, logs in zip(examples, scored, strict=True):
-            scores = iter(logs.tolist())
-            by_label = [[next(scores) for _ in words] for words in example.words]
-            probabilities.append(dict.fromkeys(("none", self.norm), label_probabilities(by_label)))
-        return probabilities
+        rows = [self._gap(example, self.shots) for example in examples]
+        if self.norm == "unconditional":
+            rows += [self._gap(replace(example, text="", pair=None), []) for example in examples]
+        scored = score_rows(self.trained.model, rows, self.trained.start.tokenizer.pad, self.batch)
+        logs = [[*logs_N.unsqueeze(1)] for logs_N in scored]
+        alone = logs[len(examples) :] or [[]] * len(examples)
+        return [*map(self._probabilities, examples, logs, alone)]
 
-    def _single_token(self, word: str) -> int:
-        """Return the one token of a word."""
-        tokens = self.trained.start.tokenizer.encode(self.template.answer(word))
-        if len(tokens) != 1:
+    def _gap(self, example: PromptExample, shots: Sequence[str]) -> Gap:
+        """Return an example's prompt with a gap where the label stands."""
+        start, words = self.trained.start, [*map(self._single_token, self._answers(example))]
+        question = self.template.fill(example.text, example.pair, "[MASK]")
+
+        def gaps(shots: Sequence[str]) -> list[Gap]:
+            text = self.template.join([*shots, question])
+            tokens = encode_with_gaps(text, start.tokenizer, start.around)
+            if tokens.count(start.tokenizer.mask) != 1:
+                raise DataError(f"The prompt of {example.text[:80]!r} holds [MASK] more than once.")
+            return [Gap(tokens, tokens.index(start.tokenizer.mask), words)]
+
+        return self._with_room(example, shots, gaps)[0]
+
+    def _single_token(self, answer: str) -> int:
+        """Return the one token of an answer."""
+        tokenizer = self.trained.start.tokenizer
+        tokens = tokenizer.encode(answer)
+        if len(tokens) != 1 or tokens[0] == tokenizer.unk:
             raise ConfigError(
-                f"prompt.words: {word!r} has {len(tokens)} tokens, and a masked model fills a gap "
-                "with one; transfer fill shows which words it knows"
+                f"prompt.words: {answer.strip()!r} is no single token of this vocabulary, and a "
+                "masked model fills a gap with one; transfer fill shows which words it knows"
             )
         return tokens[0]
 
@@ -472,15 +493,3 @@ def _task_measures(
     totals = objective.tallies(logits_BC, {"label": label_B})
     measures = objective.compute_metrics(totals, {"loss": len(labels_B)}, TextStats())
     return measures, objective.tables(totals), objective.declared_metrics()
-
-
-def _after_first_token(rows: Sequence[Ending]) -> list[Ending]:
-    """Return rows whose first token has one before it, as far as there are such tokens."""
-    return [row if row.first else Ending(row.tokens, 1) for row in rows]
-
-
-def _too_long_message(example: PromptExample, positions: int) -> str:
-    return (
-        f"The text {example.text[:80]!r} is longer with its prompt than the model's {positions} "
-        "positions."
-    )

@@ -142,7 +142,7 @@ class WordAsker:
                     f"{example.after[:40]!r}; a causal model says what is at the end."
                 )
             answer = f" {example.answer}" if example.before else example.answer
-            row = encode_ending(self._trained.start.prompt_layout.encode, example.before, answer)
+            row = encode_ending(self._trained.start.prompt_layout, example.before, answer)
             asked = row.tokens[row.first :]
         else:
             gap = f"{example.before} {GAP}" if example.before else GAP
