@@ -249,6 +249,19 @@ def test_slices_are_those_of_evaluate(transfer, finetuned, read_json):
     assert "test/accuracy/slice/short (%)" in done.out
 
 
+@pytest.mark.parametrize(
+    ("word", "count"),
+    [("regex=[13579] ", 20), ('regex="[13579] "', 20), ("regex=n: 1", 0), ("word=no", 0),
+     ("length=[2,2]", 40), ("length=[3, null]", 0)],
+)  # fmt: skip
+def test_what_a_slice_says_is_taken_as_it_is_typed(transfer, six, read_json, word, count):
+    done = transfer("report", "runs/full-0", "--slice", f"a.{word}", "--json", "out.json")
+
+    assert done.code == 0, done.err
+    (group,) = read_json("out.json")["tasks"][0]["groups"]
+    assert group["measures"]["test/count/slice/a"]["mean"] == count
+
+
 def test_a_reader_that_goes_away_is_no_error(six):
     reading, writing = os.pipe()
     os.close(reading)
