@@ -31,6 +31,7 @@ from transfer_cli.reports.contents import (
     SweepProgress,
     TaskRuns,
 )
+from transfer_cli.reports.outcomes import with_slices
 from transfer_cli.reports.page import page
 from transfer_cli.reports.results_table import (
     DIFFERENCE,
@@ -45,6 +46,7 @@ from transfer_cli.reports.results_table import (
 from transfer_cli.reports.statistics import mcnemar
 from transfer_cli.reports.tables import as_csv, as_markdown, as_terminal_page
 from transfer_cli.runs.items import write_items
+from transfer_cli.runs.slices import Slice
 from transfer_cli.runs.sweep import SweepJob
 
 FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
@@ -595,6 +597,45 @@ def test_items_of_the_other_split_do_not_count(tmp_path):
     write_items(path / "items.jsonl", both)
 
     assert [mistake.text for mistake in only(tmp_path).errors] == ["question 1 ?"]
+
+
+def several_labels(wrong):
+    """Return the items of a task in which no label may be right, and none be said."""
+    scored = [replace(item, score=1 - item.wrong) for item in labelled(wrong)]
+    return [replace(scored[0], label="", predicted="city"), *scored[1:]]
+
+
+def test_that_no_label_fits_is_an_answer_that_is_compared_and_sliced(tmp_path):
+    path = write_run(tmp_path / "a", items=several_labels([0, 1]))
+    (run,) = collect([path]).runs
+
+    sliced = with_slices(run, {"low": Slice(regex=r" [0-3] ")}, problems := [])
+
+    assert [(error.label, error.text) for error in only(path).errors] == [
+        ("(none)", "question 0 ?"), ("person", "question 1 ?"),
+    ]  # fmt: skip
+    assert sliced.results.by_name["test/accuracy/slice/low"] == 0.5
+    assert problems == [f"{path}: no slices of validation: items.jsonl holds nothing of validation"]
+
+
+@pytest.mark.parametrize(
+    ("items", "why"),
+    [
+        (blocks([1.0, 2.0]), "neither right nor wrong"),
+        ([replace(item, text="") for item in labelled([1])], "no texts"),
+        (None, "without items.jsonl"),
+    ],
+)
+def test_why_a_run_has_no_slices_is_said(tmp_path, items, why):
+    path = write_run(tmp_path / "a", items=items)
+    if items is None:
+        (path / "items.jsonl").unlink()
+    (run,) = collect([path]).runs
+
+    sliced = with_slices(run, {"low": Slice(regex="0")}, problems := [])
+
+    assert sliced == run
+    assert why in problems[-1]
 
 
 def runs_of(folder):
