@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find_metric
+from transfer_cli.runs import slices
 from transfer_cli.runs.results import Measures, Results
 from transfer_cli.runs.stored_analyses import StoredAnalysis
 from transfer_cli.runs.untrusted import is_number, nested
@@ -146,7 +147,7 @@ class Spread:
 def metric_of(measure: str, metrics: Sequence[Metric]) -> Metric:
     """Return the declaration of a `split/measure`; of what nobody declares, less is better."""
     name = measure.partition("/")[2]
-    declared = find_metric(name, metrics)
+    declared = find_metric(name, (*metrics, slices.ACCURACY))
     return declared or Metric(name or measure or "unnamed", higher_is_better=False)
 
 

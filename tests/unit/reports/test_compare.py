@@ -618,6 +618,19 @@ def test_that_no_label_fits_is_an_answer_that_is_compared_and_sliced(tmp_path):
     assert problems == [f"{path}: no slices of validation: items.jsonl holds nothing of validation"]
 
 
+def test_of_slices_the_more_right_comes_first_whatever_a_task_measures(tmp_path):
+    results = {"measures": {"test": {"loss": 1.0}}, "task": {"name": "regression"}, "metrics": []}
+    for name, wrong in {"full": [1, 2], "lora": [1], "frozen": [1, 2, 3]}.items():
+        path = tmp_path / name
+        write_run(path, adaptation=name, results=results, items=several_labels(wrong))
+    runs = [with_slices(run, {"all": Slice(regex="")}, []) for run in runs_of(tmp_path)]
+
+    (task,) = compare_tasks(runs, sort="accuracy/slice/all")
+
+    assert [group.settings["adaptation"] for group in task.groups] == ["lora", "full", "frozen"]
+    assert task.metric("test/accuracy/slice/all").display_unit == " %"
+
+
 @pytest.mark.parametrize(
     ("items", "why"),
     [
