@@ -111,7 +111,10 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Best:
-    """The run to take of those that learnt anything, with others as good, and the next one."""
+    """The run to take of those that learnt anything, with others as good, and the next one.
+
+    `caveat` says on what else than learning the measure may depend; "" for nothing.
+    """
 
     run: Run
     choice: Criterion
@@ -119,6 +122,7 @@ class Best:
     tied: tuple[Run, ...] = ()
     decided: str = ""
     runner_up: Run | None = None
+    caveat: str = ""
 
 
 @dataclass(frozen=True)

@@ -744,6 +744,37 @@ def test_a_tie_is_said_and_broken_by_loss_then_by_cost(tmp_path, second, taken, 
     assert any("a tie: " in line for line in best_run_lines(tmp_path / "s"))
 
 
+def language_model(path, metric, key, value):
+    """Write a run that is judged by a metric of running text, with a setting of its own."""
+    metrics = [Metric(metric, higher_is_better=False, unit="perplexity", headline=True).as_json()]
+    results = {"measures": {"validation": {metric: float(value)}}, "metrics": metrics}
+    write_run(path, command="pretrain", results=results, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("metric", "key", "is_like"),
+    [
+        ("masked_token_perplexity", "tokenizer__size", False),
+        ("masked_token_perplexity", "objective__rate", False),
+        ("masked_token_perplexity", "optimizer__lr", True),
+        ("token_perplexity", "tokenizer__size", False),
+        ("token_perplexity", "objective__rate", True),
+        ("word_perplexity", "tokenizer__size", True),
+    ],
+)
+def test_a_measure_of_other_tokens_is_taken_with_a_caveat(tmp_path, caplog, metric, key, is_like):
+    write_sweep(tmp_path, *[SweepJob(n, (), (), outcome="done") for n in range(2)])
+    for number in range(2):
+        language_model(tmp_path / str(number), metric, key, 1 + number)
+
+    taken = resolve_run(str(tmp_path), "init_from")
+
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert taken == str(tmp_path / "0")
+    assert [key.replace("__", ".") in line for line in warned] == [True] * (not is_like)
+    assert all(line in "".join(best_run_lines(tmp_path)) for line in warned)
+
+
 def test_by_how_much_the_best_is_ahead_and_what_a_cheaper_equal_costs_is_said(tmp_path):
     for name, rate, scheme in (("a", 0.1, "full"), ("b", 0.2, "lora"), ("c", 0.3, "lora")):
         measures = {"error_rate": 12.5 if name == "c" else 10.0, "loss": rate}
