@@ -318,6 +318,11 @@ class TaskRuns:
         return tuple(run for group in self.groups for run in group.runs)
 
     @property
+    def best_first(self) -> Sequence[tuple[int, Group]]:
+        """Its groups with their places, the best one first, whatever they are sorted by."""
+        return sorted(enumerate(self.groups), key=lambda place: not place[1].is_best)
+
+    @property
     def lower_is_better(self) -> bool:
         """Whether less of its measure is better."""
         return not self.metric(self.measure).higher_is_better

@@ -14,24 +14,26 @@ Points = Sequence[tuple[float, float]]
 _BINS, _STEPS = 15, 80
 
 
-def confidence_charts(task: TaskRuns) -> list[Chart | None]:
+def confidence_charts(task: TaskRuns, names: Sequence[str]) -> list[Chart | None]:
     """Return the charts of the best group whose runs were calibrated, or hold answers back."""
-    return [_reliability(task), _coverage(task)]
+    return [_reliability(task, names), _coverage(task, names)]
 
 
-def _summed_counts(task: TaskRuns, name: str, height: int, width: int) -> list[list[int]]:
-    """Return the sum of the tables of a group's runs: the first group's that has some."""
+def _summed_counts(
+    task: TaskRuns, names: Sequence[str], name: str, height: int, width: int
+) -> tuple[str, list[list[int]]]:
+    """Return what the best group that has such tables is called, and the sum of its runs'."""
     split = task.measure.partition("/")[0]
-    by_group = (
-        [count_table(run.results, split, name, height, width) for run in group.runs]
-        for group in task.groups
-    )
-    tables = next(filter(None, ([*filter(None, counts)] for counts in by_group)), [])
-    return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+    for at, group in task.best_first:
+        counts = [count_table(run.results, split, name, height, width) for run in group.runs]
+        if tables := [*filter(None, counts)]:
+            rows = zip(*tables, strict=True)
+            return names[at], [[sum(cells) for cells in zip(*row, strict=True)] for row in rows]
+    return "", []
 
 
-def _reliability(task: TaskRuns) -> Chart | None:
-    rows = _summed_counts(task, "reliability", 4, _BINS)
+def _reliability(task: TaskRuns, names: Sequence[str]) -> Chart | None:
+    whose, rows = _summed_counts(task, names, "reliability", 4, _BINS)
     middles = [100 * (place + 0.5) / _BINS for place in range(_BINS)]
     lines = {
         name: [
@@ -48,11 +50,12 @@ def _reliability(task: TaskRuns) -> Chart | None:
     )
     even = {"x": [0, 100], "y": [0, 100], "line": {"dashes": "2 3", "width": 1.5},
             "meta": {"role": "quiet"}}  # fmt: skip
-    return _chart(task, "Reliability", caption, ("probability, %", "right, %"), lines, even)
+    return _chart(task, whose, "Reliability", caption, ("probability, %", "right, %"), lines, even)
 
 
-def _coverage(task: TaskRuns) -> Chart | None:
-    rows = [[*accumulate(reversed(row))] for row in _summed_counts(task, "curve", 2, _STEPS)]
+def _coverage(task: TaskRuns, names: Sequence[str]) -> Chart | None:
+    whose, counted = _summed_counts(task, names, "curve", 2, _STEPS)
+    rows = [[*accumulate(reversed(row))] for row in counted]
     points = {
         (100 * count / rows[0][-1], 100 * right / count)
         for count, right in zip(*rows, strict=True)
@@ -64,12 +67,12 @@ def _coverage(task: TaskRuns) -> Chart | None:
     )
     axes = ("answers that are given, %", "of these right, %")
     lines = {"precision": sorted(points)}
-    return _chart(task, "Precision against coverage", caption, axes, lines)
+    return _chart(task, whose, "Precision against coverage", caption, axes, lines)
 
 
 def _chart(
-    task: TaskRuns, title: str, caption: str, axes: tuple[str, str], lines: Mapping[str, Points],
-    *beside: Trace,
+    task: TaskRuns, whose: str, title: str, caption: str, axes: tuple[str, str],
+    lines: Mapping[str, Points], *beside: Trace,
 ) -> Chart | None:  # fmt: skip
     if not any(lines.values()):
         return None
@@ -83,7 +86,7 @@ def _chart(
         }
         for place, (line, points) in enumerate(lines.items())
     ]  # fmt: skip
-    caption = f"{caption} On {task.measure.partition('/')[0]}, the runs of the best group."
+    caption = f"{caption} On {task.measure.partition('/')[0]}: {whose}."
     layout = {"xaxis": {"title": axes[0]}, "yaxis": {"title": axes[1]}}
     return Chart(
         title.split()[0].lower(), title, caption, f"Line chart. {caption}",
