@@ -453,6 +453,24 @@ def test_errors_over_rates_are_drawn_with_the_run_to_take_in_a_ring(open_page):
 
 
 @pytest.mark.slow
+def test_a_step_is_called_by_all_its_digits(open_page):
+    def long_run(folder):
+        report = reports.single(folder)
+        (run,) = report.tasks[0].runs
+        records = (f'{{"kind": "train", "step": {step}, "loss": 1.5}}\n' for step in (1, 12345))
+        (run.path / "metrics.jsonl").write_text("".join(records))
+        return report
+
+    opened = open_page(long_run)
+    opened.draw()
+    last = opened.tab.locator("#t1-training .point").last
+    last.scroll_into_view_if_needed()
+    last.hover()
+
+    assert opened.tab.locator("#t1-training .tip").inner_text().endswith("step: 12,345")
+
+
+@pytest.mark.slow
 def test_a_hostile_text_runs_nothing(open_page, tmp_path):
     def hostile(folder):
         bad = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"

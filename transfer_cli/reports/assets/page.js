@@ -109,7 +109,9 @@
   function numberText(number) {
     const size = Math.abs(number);
     if (size && (size < 1e-4 || size >= 1e9)) return number.toExponential(2).replace("e+", "e");
-    return number.toLocaleString("en", { maximumSignificantDigits: 4 });
+    // Steps and parameters are whole, and stay what they are.
+    const digits = Number.isInteger(number) ? 21 : 4;
+    return number.toLocaleString("en", { maximumSignificantDigits: digits });
   }
 
   /** Return round numbers between two, about `most` of them. */
