@@ -13,6 +13,7 @@ import pytest
 from tests.fake_runs import labelled, write_run, write_sweep
 from tests.functional.conftest import read_terminal
 from transfer_cli.config.conf_folder import conf_dir
+from transfer_cli.metrics import Metric
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 
@@ -313,6 +314,20 @@ def test_what_differs_stands_side_by_side(transfer, two):
     assert any(line.split() == ["parameters", "trained", "1,000", "80", "-920"]
                for line in done.out.splitlines())  # fmt: skip
     assert "objective" not in done.out
+
+
+def test_a_tested_share_is_in_percent_as_in_the_table(transfer, two):
+    accuracy = Metric(
+        "accuracy", higher_is_better=True, unit="fraction", headline=True, per_example=True
+    )
+    for name in ("a", "b"):
+        file = two / name / "results.json"
+        results = json.loads(file.read_text()) | {"metrics": [accuracy.as_json()]}
+        file.write_text(json.dumps(results))
+
+    out = transfer("diff", "a", "b").out
+
+    assert "b - a \N{MINUS SIGN}17.50 points" in out
 
 
 def test_measures_that_are_left_out_are_counted(transfer, two):
