@@ -210,6 +210,11 @@ class Group:
         """Its finished runs."""
         return [run for run in self.runs if run.status == FINISHED]
 
+    def cost(self, name: str) -> float | None:
+        """Return what a run of it took on average, by the name of that field."""
+        cost: Spread | int | None = getattr(self, name)
+        return cost.mean if isinstance(cost, Spread) else cost
+
     @property
     def learnt_nothing(self) -> int:
         """How many of its runs learnt next to nothing."""

@@ -272,7 +272,7 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
     cells = macro("mistakes.html", "cells", caption, task.labels, rows)
     return macro(
         "mistakes.html", "confusion", task_id, [(at, names[at]) for at in groups], cells,
-        first["words"], {"labels": task.labels, "groups": groups},
+        first["words"], groups,
     )  # fmt: skip
 
 
@@ -304,13 +304,8 @@ def labels_section(task: TaskRuns, names: Sequence[str]) -> Html | None:
     listed = table("Labels", ["label", *columns], rows)
     whose = f"{names[at]}, {formats.several(len(task.groups[at].runs), 'run')}"
     more = len(scores) - len(rows)
-    return joined(
-        [
-            note(f"On {split}, the worst first: {whose}."),
-            listed,
-            note(f"{more:,} with a higher F1 are left out.") if more else None,
-        ]
-    )
+    left_out = note(f"{more:,} with a higher F1 are left out.") if more else None
+    return joined([note(f"On {split}, the worst first: {whose}."), listed, left_out])
 
 
 def errors_section(errors: Sequence[SharedError], expected: str) -> Html | None:
