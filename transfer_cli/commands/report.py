@@ -44,7 +44,11 @@ def report(words: list[str]) -> None:
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
         )
     if asked.plugin:
-        _import_sections(asked.plugin)
+        # Only here: it brings Hydra along. Packages register their sections of the page.
+        from transfer_cli.config.build import import_plugins
+
+        check_plugins(asked.plugin)
+        import_plugins(asked.plugin)
     targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
     check_targets(targets)
     slices = _slices(asked.slice) if asked.slice else {}
@@ -92,15 +96,6 @@ def _slice_value(key: str, text: str) -> Any:
         return text[1:-1] if re.fullmatch(r"""(["']).*\1""", text) else text
     ends = re.fullmatch(r"\[(.*)\]", text)
     return [scalar(end.strip()) for end in ends[1].split(",")] if ends else scalar(text)
-
-
-def _import_sections(packages: list[str]) -> None:
-    """Import packages, which register their sections of the page."""
-    # Only here: it brings Hydra along.
-    from transfer_cli.config.build import import_plugins
-
-    check_plugins(packages)
-    import_plugins(packages)
 
 
 def _check_any_ended(collected: CollectedRuns) -> None:
