@@ -22,13 +22,14 @@ def confidence_charts(task: TaskRuns, names: Sequence[str]) -> list[Chart | None
 def _summed_counts(
     task: TaskRuns, names: Sequence[str], name: str, height: int, width: int
 ) -> tuple[str, list[list[int]]]:
-    """Return what the best group that has such tables is called, and the sum of its runs'."""
+    """Return whose such tables are, the best group's that has some, and the sum of them."""
     split = task.measure.partition("/")[0]
     for at, group in task.best_first:
         counts = [count_table(run.results, split, name, height, width) for run in group.runs]
         if tables := [*filter(None, counts)]:
             rows = zip(*tables, strict=True)
-            return names[at], [[sum(cells) for cells in zip(*row, strict=True)] for row in rows]
+            whose = f"On {split}: {names[at]}."
+            return whose, [[sum(cells) for cells in zip(*row, strict=True)] for row in rows]
     return "", []
 
 
@@ -46,11 +47,11 @@ def _reliability(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     caption = (
         "Answers in 15 bins by their probability, before and after the temperature, and the share "
         "of each that is right. On the dotted line probabilities are what they say; below it they "
-        "are too high."
+        f"are too high. {whose}"
     )
     even = {"x": [0, 100], "y": [0, 100], "line": {"dashes": "2 3", "width": 1.5},
             "meta": {"role": "quiet"}}  # fmt: skip
-    return _chart(task, whose, "Reliability", caption, ("probability, %", "right, %"), lines, even)
+    return _chart("Reliability", caption, ("probability, %", "right, %"), lines, even)
 
 
 def _coverage(task: TaskRuns, names: Sequence[str]) -> Chart | None:
@@ -63,17 +64,16 @@ def _coverage(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     }
     caption = (
         "Where the surest answers alone are given, as many as the axis says, the share of these "
-        "that is right."
+        f"that is right. {whose}"
     )
     axes = ("answers that are given, %", "of these right, %")
     lines = {"precision": sorted(points)}
-    return _chart(task, whose, "Precision against coverage", caption, axes, lines)
+    return _chart("Precision against coverage", caption, axes, lines)
 
 
 def _chart(
-    task: TaskRuns, whose: str, title: str, caption: str, axes: tuple[str, str],
-    lines: Mapping[str, Points], *beside: Trace,
-) -> Chart | None:  # fmt: skip
+    title: str, caption: str, axes: tuple[str, str], lines: Mapping[str, Points], *beside: Trace
+) -> Chart | None:
     if not any(lines.values()):
         return None
     traces: list[Trace] = [
@@ -86,7 +86,6 @@ def _chart(
         }
         for place, (line, points) in enumerate(lines.items())
     ]  # fmt: skip
-    caption = f"{caption} On {task.measure.partition('/')[0]}: {whose}."
     layout = {"xaxis": {"title": axes[0]}, "yaxis": {"title": axes[1]}}
     return Chart(
         title.split()[0].lower(), title, caption, f"Line chart. {caption}",
