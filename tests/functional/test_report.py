@@ -13,6 +13,7 @@ import pytest
 from tests.fake_runs import labelled, write_run, write_sweep
 from tests.functional.conftest import read_terminal
 from transfer_cli.config.conf_folder import conf_dir
+from transfer_cli.metrics import Metric
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 
@@ -249,6 +250,19 @@ def test_slices_are_those_of_evaluate(transfer, finetuned, read_json):
     assert "test/accuracy/slice/short (%)" in done.out
 
 
+@pytest.mark.parametrize(
+    ("word", "count"),
+    [("regex=[13579] ", 20), ('regex="[13579] "', 20), ("regex=n: 1", 0), ("word=no", 0),
+     ("length=[2,2]", 40), ("length=[3, null]", 0)],
+)  # fmt: skip
+def test_what_a_slice_says_is_taken_as_it_is_typed(transfer, six, read_json, word, count):
+    done = transfer("report", "runs/full-0", "--slice", f"a.{word}", "--json", "out.json")
+
+    assert done.code == 0, done.err
+    (group,) = read_json("out.json")["tasks"][0]["groups"]
+    assert group["measures"]["test/count/slice/a"]["mean"] == count
+
+
 def test_a_reader_that_goes_away_is_no_error(six):
     reading, writing = os.pipe()
     os.close(reading)
@@ -300,6 +314,20 @@ def test_what_differs_stands_side_by_side(transfer, two):
     assert any(line.split() == ["parameters", "trained", "1,000", "80", "-920"]
                for line in done.out.splitlines())  # fmt: skip
     assert "objective" not in done.out
+
+
+def test_a_tested_share_is_in_percent_as_in_the_table(transfer, two):
+    accuracy = Metric(
+        "accuracy", higher_is_better=True, unit="fraction", headline=True, per_example=True
+    )
+    for name in ("a", "b"):
+        file = two / name / "results.json"
+        results = json.loads(file.read_text()) | {"metrics": [accuracy.as_json()]}
+        file.write_text(json.dumps(results))
+
+    out = transfer("diff", "a", "b").out
+
+    assert "b - a \N{MINUS SIGN}17.50 points" in out
 
 
 def test_measures_that_are_left_out_are_counted(transfer, two):

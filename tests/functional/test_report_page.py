@@ -334,7 +334,9 @@ def test_the_confusion_of_another_group_can_be_chosen(open_page):
 
     assert cells.inner_text() != first
     assert opened.tab.evaluate(sums) == 6
-    shown = [int(text) for text in opened.tab.locator(f"{cell}.full").all_inner_texts()]
+    shown = [
+        int(text) for text in opened.tab.locator(f"{cell}:is(.right, .wrong)").all_inner_texts()
+    ]
     assert sum(shown) == 2 * 6 * 80
     assert "2 runs" in cells.inner_text()
 
@@ -450,6 +452,24 @@ def test_errors_over_rates_are_drawn_with_the_run_to_take_in_a_ring(open_page):
     tip = chart.locator(".tip").inner_text()
     assert tip.startswith("full\nvalidation error rate (%): ")
     assert tip.endswith("learning rate: 0.001")
+
+
+@pytest.mark.slow
+def test_a_step_is_called_by_all_its_digits(open_page):
+    def long_run(folder):
+        report = reports.single(folder)
+        (run,) = report.tasks[0].runs
+        records = (f'{{"kind": "train", "step": {step}, "loss": 1.5}}\n' for step in (1, 12345))
+        (run.path / "metrics.jsonl").write_text("".join(records))
+        return report
+
+    opened = open_page(long_run)
+    opened.draw()
+    last = opened.tab.locator("#t1-training .point").last
+    last.scroll_into_view_if_needed()
+    last.hover()
+
+    assert opened.tab.locator("#t1-training .tip").inner_text().endswith("step: 12,345")
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.reports import formats
 from transfer_cli.reports.collect import collect
 from transfer_cli.reports.contents import Run
-from transfer_cli.reports.ladder import first_text_difference, ladder_runs, predict_run
+from transfer_cli.reports.grouping import first_difference
+from transfer_cli.reports.ladder import ladder_runs, predict_run
 from transfer_cli.reports.scaling_law import NoLawError
 
 
@@ -34,7 +35,7 @@ def with_prediction(plan: Blueprint) -> Blueprint:
         return plan
     runs = runs_of_ladder(sweep)
     settings = dict(flat_items(plain_values(config)))
-    if key := first_text_difference(runs[0].settings, settings):
+    if key := first_difference(runs[0].settings, settings):
         there, here = (formats.plain(of.get(key)) for of in (runs[0].settings, settings))
         raise ConfigError(
             f"ladder.of: {sweep} has {key}={there} where this run has {here}, and a loss per token "

@@ -8,7 +8,7 @@ from typing import Any
 from transfer_cli.config.flags import MANY, SWITCH, read_flags
 from transfer_cli.config.flat import flat_items
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as
-from transfer_cli.metrics import headlines_first
+from transfer_cli.metrics import Metric, headlines_first
 from transfer_cli.reports import formats
 from transfer_cli.reports.collect import check_folder_exists, read_run, resolve_run
 from transfer_cli.reports.contents import CONFIDENCE, FINISHED, Comparison, Run, metric_of
@@ -75,7 +75,8 @@ def diff(words: list[str]) -> None:
         parts["measures"] = _compared_numbers(_shown_measures(ours), _shown_measures(theirs))
         tables = (*_run_headings(a=ours, b=theirs), *_difference_tables(parts))
         lines = (Line(Piece(note, "note")) for note in notes)
-        print_out(Page(*tables, *map(_test_entry, tests), *lines))
+        shown = (_test_entry(test, metric_of(test.measure, ours.results.metrics)) for test in tests)
+        print_out(Page(*tables, *shown, *lines))
 
 
 def _read_run(path: Path) -> Run:
@@ -123,12 +124,13 @@ def _difference_table(title: str, rows: Sequence[DiffRow]) -> TextTable:
     return TextTable(columns, cells)
 
 
-def _test_entry(test: Comparison) -> Entry:
-    known = [end for end in (test.low, test.high) if end is not None]
-    size, *ends = (formats.signed(number, test.difference) for number in (test.difference, *known))
+def _test_entry(test: Comparison, metric: Metric) -> Entry:
+    times, points = metric.display_scale, " points" if metric.display_unit else ""
+    known = [end for end in (test.difference, test.low, test.high) if end is not None]
+    size, *ends = (formats.signed(times * end, times * test.difference) for end in known)
     p = formats.NOTHING if test.p is None else formats.probability(test.p)
     text = (
-        f"b - a {size}, {CONFIDENCE} % interval [{', '.join(ends)}], "
+        f"b - a {size}{points}, {CONFIDENCE} % interval [{', '.join(ends)}], "
         f"p {p} by {test.test} on {test.items:,} items"
     )
     return Entry([Piece(f"{test.measure}  ", "heading")], [text], 28)

@@ -1,14 +1,17 @@
 """`transfer report`: runs and sweeps side by side, as a table, as files, as a page."""
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read_flags
+from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError
 from transfer_cli.reports.collect import CollectedRuns, collect
 from transfer_cli.reports.compare import compare_tasks
@@ -41,7 +44,11 @@ def report(words: list[str]) -> None:
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
         )
     if asked.plugin:
-        _import_sections(asked.plugin)
+        # Only here: it brings Hydra along. Packages register their sections of the page.
+        from transfer_cli.config.build import import_plugins
+
+        check_plugins(asked.plugin)
+        import_plugins(asked.plugin)
     targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
     check_targets(targets)
     slices = _slices(asked.slice) if asked.slice else {}
@@ -71,24 +78,24 @@ def report(words: list[str]) -> None:
 def _slices(words: Sequence[str]) -> dict[str, Slice]:
     """Return the slices that words such as `short.length=[0,6]` describe."""
     # Only here: it brings Hydra along.
-    from omegaconf import OmegaConf
-
     from transfer_cli.config.build import build
 
+    nodes: dict[str, dict[str, Any]] = {}
     for word in words:
-        if "=" not in word or "." not in word.partition("=")[0]:
+        place, equals, text = word.partition("=")
+        name, _, key = place.rpartition(".")
+        if not name or not equals:
             raise ConfigError(f"--slice: {word!r} is none; say 'NAME.length=[0,6]', for example")
-    nodes = OmegaConf.from_dotlist(list(words))
-    return {str(n): build(node, f"--slice {n!s}", Slice) for n, node in nodes.items()}
+        nodes.setdefault(name, {})[key] = _slice_value(key, text)
+    return {name: build(node, f"--slice {name}", Slice) for name, node in nodes.items()}
 
 
-def _import_sections(packages: list[str]) -> None:
-    """Import packages, which register their sections of the page."""
-    # Only here: it brings Hydra along.
-    from transfer_cli.config.build import import_plugins
-
-    check_plugins(packages)
-    import_plugins(packages)
+def _slice_value(key: str, text: str) -> Any:
+    """Return what was typed: all but a length is a text, which `[` may begin, or quotes enclose."""
+    if key != "length":
+        return text[1:-1] if re.fullmatch(r"""(["']).*\1""", text) else text
+    ends = re.fullmatch(r"\[(.*)\]", text)
+    return [scalar(end.strip()) for end in ends[1].split(",")] if ends else scalar(text)
 
 
 def _check_any_ended(collected: CollectedRuns) -> None:

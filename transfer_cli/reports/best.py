@@ -17,6 +17,7 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.metrics import headlines_first
 from transfer_cli.reports import formats
 from transfer_cli.reports.contents import FINISHED, Best, Criterion, Rank, Run, metric_of
+from transfer_cli.reports.grouping import first_difference
 from transfer_cli.runs.results import merged_metrics
 
 _MEASURE_KEYS = {"sweep.objective": {"validation/error_rate"}, "loop.monitor": {"auto", "loss"}}
@@ -94,6 +95,24 @@ def best_run(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
         tied=tuple(run for _, run in tied),
         decided=tie_break(first, [key for key, _ in tied]) if tied else "",
         runner_up=min(worse, key=lambda pair: pair[0])[1] if worse else None,
+        caveat=next(filter(None, (_caveat(choice, best, run) for _, run in ranked)), ""),
+    )
+
+
+def _caveat(choice: Criterion, run: Run, other: Run) -> str:
+    """Return which setting may make a measure another one; "" where two runs can be compared.
+
+    Words stay the same; tokens do not, nor do those that an objective hides.
+    """
+    metric, results = choice.metric, run.results
+    is_of_tokens = metric.unit in ("nats", "perplexity") and metric.name != "word_perplexity"
+    if not is_of_tokens or results.task is not None or results.labels:
+        return ""
+    parts = ("tokenizer.",) if metric.name == "token_perplexity" else ("tokenizer.", "objective.")
+    key = first_difference(run.settings, other.settings, parts)
+    return key and (
+        f"these runs differ in {key}, which {choice.measure} may depend on: it need not say which "
+        "has learnt more"
     )
 
 
@@ -107,6 +126,8 @@ def best_reasons(best: Best) -> Iterator[str]:
         f"{formats.several(best.among, 'run')} that learnt anything"
         + ("; the test split had no say" if has_test else "")
     )
+    if best.caveat:
+        yield best.caveat
     if best.tied:
         yield from _tie_reasons(best.run, best.tied, best.decided)
     if best.runner_up is not None:

@@ -381,6 +381,8 @@ def resolve_run(path: str, key: str) -> str:
         "%s: took %s, the best of %s of that sweep by %s (%s%s)",
         key, best.run.path, formats.several(best.among, "run"), best.choice.measure, value, tie,
     )  # fmt: skip
+    if best.caveat:
+        log.warning("%s", best.caveat)
     return str(best.run.path)
 
 

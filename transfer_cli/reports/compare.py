@@ -150,10 +150,8 @@ def _best_first(
         key = rank(choice, means, group.trained)
         if key is not None and learnt_runs(group.runs):
             known[group.label] = key
-    ordered = _sorted([group for group in groups if group.label in known], choice.measure, metrics)
-    ordered.sort(key=lambda group: known[group.label])
-    rest = [group for group in groups if group.label not in known]
-    ordered += _sorted(rest, choice.measure, metrics)
+    ordered = _sorted(groups, choice.measure, metrics)
+    ordered.sort(key=lambda group: (group.label not in known, known.get(group.label, ())))
     if len(groups) < 2 or not known:
         none = "no group is marked as the best: none learnt anything"
         has_ended = any(group.finished for group in groups)
@@ -177,13 +175,9 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
 
 
 def _value(group: Group, by: str) -> float | None:
-    if by == TRAINED:
-        return group.trained
-    costs = {
-        FLOPS: group.flops, SECONDS: group.seconds, JOULES: group.joules, MEMORY: group.memory,
-    }  # fmt: skip
-    spread = {**group.measures, **costs}.get(by)
-    return None if spread is None or math.isnan(spread.mean) else spread.mean
+    spread = group.measures.get(by)
+    value = group.cost(by) if by in COSTS else spread and spread.mean
+    return None if value is None or math.isnan(value) else value
 
 
 def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find_metric
+from transfer_cli.runs import slices
 from transfer_cli.runs.results import Measures, Results
 from transfer_cli.runs.stored_analyses import StoredAnalysis
 from transfer_cli.runs.untrusted import is_number, nested
@@ -110,7 +111,10 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Best:
-    """The run to take of those that learnt anything, with others as good, and the next one."""
+    """The run to take of those that learnt anything, with others as good, and the next one.
+
+    `caveat` says on what else than learning the measure may depend; "" for nothing.
+    """
 
     run: Run
     choice: Criterion
@@ -118,6 +122,7 @@ class Best:
     tied: tuple[Run, ...] = ()
     decided: str = ""
     runner_up: Run | None = None
+    caveat: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ class Spread:
 def metric_of(measure: str, metrics: Sequence[Metric]) -> Metric:
     """Return the declaration of a `split/measure`; of what nobody declares, less is better."""
     name = measure.partition("/")[2]
-    declared = find_metric(name, metrics)
+    declared = find_metric(name, (*metrics, slices.ACCURACY))
     return declared or Metric(name or measure or "unnamed", higher_is_better=False)
 
 
@@ -204,6 +209,11 @@ class Group:
     def finished(self) -> list[Run]:
         """Its finished runs."""
         return [run for run in self.runs if run.status == FINISHED]
+
+    def cost(self, name: str) -> float | None:
+        """Return what a run of it took on average, by the name of that field."""
+        cost: Spread | int | None = getattr(self, name)
+        return cost.mean if isinstance(cost, Spread) else cost
 
     @property
     def learnt_nothing(self) -> int:
@@ -311,6 +321,11 @@ class TaskRuns:
     def runs(self) -> tuple[Run, ...]:
         """All runs, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def best_first(self) -> Sequence[tuple[int, Group]]:
+        """Its groups with their places, the best one first, whatever they are sorted by."""
+        return sorted(enumerate(self.groups), key=lambda place: not place[1].is_best)
 
     @property
     def lower_is_better(self) -> bool:

@@ -61,6 +61,17 @@ def matches(settings: Settings, words: Mapping[str, str]) -> bool:
     )
 
 
+def first_difference(
+    some: Settings, others: Settings, parts: tuple[str, ...] = ("data.", "tokenizer.")
+) -> str:
+    """Return the first key in which runs differ, of text or tokenizer by default; "" for none."""
+    keys = sorted(key for key in {*some, *others} if key.startswith(parts))
+    for key in filter(is_setting, keys):
+        if canonical_text(some.get(key)) != canonical_text(others.get(key)):
+            return key
+    return ""
+
+
 def varying_keys(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     """Return the fewest keys that say in what groups differ.
 

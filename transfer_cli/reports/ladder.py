@@ -13,7 +13,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.reports import formats
 from transfer_cli.reports.best import learnt_runs
 from transfer_cli.reports.contents import Ladder, Prediction, Run, Rung
-from transfer_cli.reports.grouping import Settings, canonical_text, is_setting
+from transfer_cli.reports.grouping import first_difference
 from transfer_cli.reports.scaling_law import FARTHEST, Fit, NoLawError, fit_law, interval
 from transfer_cli.runs.untrusted import is_number, nested
 
@@ -71,15 +71,6 @@ def loss_by_size(runs: Sequence[Run]) -> Callable[[float, float], float] | None:
 def ladder_runs(runs: Sequence[Run]) -> list[Run]:
     """Return those of some runs that are of a ladder."""
     return [run for run in runs if run.settings.get("sweep") == "ladder"]
-
-
-def first_text_difference(some: Settings, others: Settings) -> str:
-    """Return the first key of text or tokenizer in which two runs differ; "" for none."""
-    keys = sorted(key for key in {*some, *others} if key.startswith(("data.", "tokenizer.")))
-    for key in filter(is_setting, keys):
-        if canonical_text(some.get(key)) != canonical_text(others.get(key)):
-            return key
-    return ""
 
 
 def with_interval(prediction: Prediction) -> str:
@@ -141,7 +132,7 @@ def _rungs(runs: Sequence[Run]) -> Iterator[Rung]:
 
 def _fit(runs: Sequence[Run]) -> Fit:
     for run in runs[1:]:
-        if key := first_text_difference(runs[0].settings, run.settings):
+        if key := first_difference(runs[0].settings, run.settings):
             raise NoLawError(f"the runs differ in {key}, and a loss per token with it")
     return fit_law([*_rungs(runs)])
 

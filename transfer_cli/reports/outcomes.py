@@ -28,22 +28,22 @@ from transfer_cli.runs.slices import Slice, scores_by_slice
 from transfer_cli.runs.untrusted import error_reason
 from transfer_cli.safe_files import UnreadableError
 
+NO_LABEL = "(none)"
+"""What the answer is called that no label fits."""
+
 
 @dataclass(frozen=True, eq=False)
 class SplitItems:
     """The items of a split: one and the same object for runs that were judged on the same.
 
     Labels of language models are "", and so are texts that were not stored. `targets` is `[N]`.
+    `is_judged` says that each item is right or wrong.
     """
 
     labels: tuple[str, ...]
     texts: tuple[str, ...]
     targets: Floats
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether each item is right or wrong."""
-        return bool(self.labels) and all(self.labels)
+    is_judged: bool
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,8 @@ class OutcomeReader:
         """Return the outcomes of a run on a split, or why there are none, in a few words."""
         key = (run.path, split)
         if key not in self._read:
-            try:
-                items = list(read_items(RunDirectory(run.path).items, split))
-                none = f"items.jsonl holds nothing of {split}"
-                self._read[key] = self._outcomes(items) if items else none
-            except FileNotFoundError:
-                self._read[key] = "without items.jsonl"
-            except (OSError, UnreadableError) as error:
-                self._read[key] = f"items.jsonl: {error_reason(error)}"
+            items = _items_of(run, split)
+            self._read[key] = items if isinstance(items, str) else self._outcomes(items)
         return self._read[key]
 
     def _outcomes(self, items: Sequence[Item]) -> RunOutcomes:
@@ -86,7 +80,8 @@ class OutcomeReader:
         key = hashlib.blake2b(repr(fields).encode(), digest_size=16).digest()
         if key not in self._sheets:
             _, labels, texts, targets = zip(*fields, strict=True)
-            self._sheets[key] = SplitItems(labels, texts, np.array(targets, float))
+            is_judged = all(item.is_judged for item in items)
+            self._sheets[key] = SplitItems(labels, texts, np.array(targets, float), is_judged)
         return RunOutcomes(
             self._sheets[key],
             tuple(item.predicted for item in items),
@@ -95,9 +90,20 @@ class OutcomeReader:
         )
 
 
+def _items_of(run: Run, split: str) -> list[Item] | str:
+    """Return the items of a split, or why there are none, in a few words."""
+    try:
+        items = list(read_items(RunDirectory(run.path).items, split))
+    except FileNotFoundError:
+        return "without items.jsonl"
+    except (OSError, UnreadableError) as error:
+        return f"items.jsonl: {error_reason(error)}"
+    return items or f"items.jsonl holds nothing of {split}"
+
+
 def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     """Return what most runs get wrong, the worst first; those on the commonest items count."""
-    sheets = Counter(outcome.sheet for outcome in outcomes if outcome.sheet.has_labels)
+    sheets = Counter(outcome.sheet for outcome in outcomes if outcome.sheet.is_judged)
     if not sheets:
         return ()
     sheet = sheets.most_common(1)[0][0]
@@ -107,8 +113,9 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     most_shared = 100  # shared errors that a report holds
     for at in np.argsort(-wrong, kind="stable")[:most_shared]:
         if 2 * wrong[at] > len(alike):
-            predicted = dict(Counter(run.predicted[at] for run in alike).most_common())
-            text, label = sheet.texts[at], sheet.labels[at]
+            answers = Counter(run.predicted[at] or NO_LABEL for run in alike)
+            text, label = sheet.texts[at], sheet.labels[at] or NO_LABEL
+            predicted = dict(answers.most_common())
             errors.append(SharedError(text, label, predicted, int(wrong[at]), len(alike)))
     return tuple(errors)
 
@@ -150,8 +157,8 @@ def compare(
     try:
         mine, base = (_by_seed(runs, split, reader) for runs in (ours, theirs))
         parts = _on_same_items(mine, base)
-        has_labels = parts[0][1][0][0].sheet.has_labels
-        measured = _measure_of_items(name, theirs, split, has_labels=has_labels)
+        is_judged = parts[0][1][0][0].sheet.is_judged
+        measured = _measure_of_items(name, theirs, split, is_judged=is_judged)
         with np.errstate(all="ignore"):
             comparison = _comparison(parts, measured, split, same_seeds=list(mine) == list(base))
         fewest, most = sorted((len(mine), len(base)))
@@ -191,13 +198,13 @@ def _on_same_items(
     raise _IncomparableError("they were not judged on the same items")
 
 
-def _measure_of_items(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) -> _Measure:
+def _measure_of_items(name: str, runs: Sequence[Run], split: str, *, is_judged: bool) -> _Measure:
     """Return how a measure, or the one that takes its place, is made of items."""
     declared = merged_metrics(run.results.metrics for run in runs)
     asked = find_metric(name, declared)
     for metric in (*filter(None, (asked,)), *headlines_first(declared)):
         is_of_errors = metric.unit in ("fraction", "percent")
-        if metric.per_example and (has_labels or not is_of_errors):
+        if metric.per_example and (is_judged or not is_of_errors):
             of_mean = _measure_of_mean(metric, runs, split)
             if of_mean is not None:
                 return _Measure(metric.name, of_mean, is_of_errors, metric.bounds)
@@ -255,15 +262,16 @@ def _comparison(
 
 def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> Run:
     """Return a run with the measures of slices beside its own; note what is in the way."""
-    measures = {}
+    measures = dict(run.results.measures)
     for split, measured in run.results.measures.items():
-        try:
-            items = list(read_items(RunDirectory(run.path).items, split))
-        except FileNotFoundError:
-            items = []
-        except (OSError, UnreadableError) as error:
-            problems.append(f"{run.path}: no slices: items.jsonl: {error_reason(error)}")
-            items = []
+        items = _items_of(run, split)
+        if not isinstance(items, str) and not all(item.is_judged for item in items):
+            items = "its items are neither right nor wrong"
+        elif not isinstance(items, str) and not any(item.text for item in items):
+            items = "items.jsonl holds no texts"
+        if isinstance(items, str):
+            problems.append(f"{run.path}: no slices of {split}: {items}")
+            continue
         measures[split] = {**measured, **_scores(items, split, slices)}
         cut = sum(is_cut(item.text) for item in items)
         if cut:
@@ -275,8 +283,6 @@ def with_slices(run: Run, slices: Mapping[str, Slice], problems: list[str]) -> R
 
 
 def _scores(items: Sequence[Item], split: str, slices: Mapping[str, Slice]) -> dict[str, float]:
-    if not items or not all(item.label and item.text for item in items):
-        return {}  # of a language model, or too many for their texts to be kept
     between = " / "  # stands between the texts of an item
     texts = [item.text.split(between) for item in items]
     return scores_by_slice(

@@ -60,6 +60,11 @@ class Item:
         """How wrong it is, 0 to 1."""
         return float(self.predicted != self.label) if self.score is None else 1 - self.score
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether it is right or wrong; that no label fits may be the right answer."""
+        return self.score is not None or bool(self.label)
+
 
 _FIELDS = [
     (name, _KINDS[kind.__name__]) for name, kind in Item.__annotations__.items() if name != "score"

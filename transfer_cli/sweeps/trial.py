@@ -24,23 +24,31 @@ WARM_UP_TRIALS = 5
 """Trials that are never pruned: before, there is no median worth the name."""
 
 
-class Trial:
-    """The link from a run to its search.
+@dataclass(frozen=True)
+class TrialRecord:
+    """What a search leaves for the run of a trial.
 
     Args:
         objective: The validation measure that it is judged by: `validation/NAME`.
         direction: minimize or maximize.
     """
 
-    def __init__(self, study: Path, number: int, objective: str, direction: str) -> None:
+    study: str
+    number: int
+    objective: str
+    direction: str
+
+
+class Trial:
+    """The link from a run to its search."""
+
+    def __init__(self, record: TrialRecord) -> None:
         from optuna.trial import Trial as OptunaTrial
 
-        self._study = open_study(study, direction=direction)
-        trials = [
-            trial for trial in self._study.get_trials(deepcopy=False) if trial.number == number
-        ]
-        self._trial = OptunaTrial(self._study, trials[0]._trial_id) if trials else None
-        self._measure = objective.partition("/")[2]
+        study = open_study(Path(record.study), direction=record.direction)
+        ids = {trial.number: trial._trial_id for trial in study.get_trials(deepcopy=False)}
+        self._trial = OptunaTrial(study, ids[record.number]) if record.number in ids else None
+        self._measure = record.objective.partition("/")[2]
 
     def is_hopeless(self, step: int, measures: Mapping[str, float]) -> bool:
         """Report a validation's measures; return whether the trial is to end.
@@ -57,16 +65,6 @@ class Trial:
         return bool(self._trial.should_prune())
 
 
-@dataclass(frozen=True)
-class TrialRecord:
-    """What a search leaves for the run of a trial; see `Trial`."""
-
-    study: str
-    number: int
-    objective: str
-    direction: str
-
-
 def trial_file(run: Path) -> Path:
     """Return the file in which a run finds its search."""
     return run.parent / f".trial-{run.name}.json"
@@ -79,7 +77,7 @@ def trial_of(run: Path) -> Trial | None:
         check_field_types(record)
         # A search made it; none is begun where somebody's file says so.
         if Path(record.study).is_file():
-            return Trial(Path(record.study), record.number, record.objective, record.direction)
+            return Trial(record)
     return None
 
 

@@ -288,14 +288,14 @@ def calibrated(task, tables):
 
 
 def test_reliability_and_coverage_are_those_of_the_best_group(tmp_path):
-    task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
+    task, names, _ = shown(reports.sweep_of_schemes(tmp_path))
     empty, full = [0] * 13, [0] * 77
     tables = {
         "reliability": [[4, *empty, 6], [1, *empty, 3], [2, *empty, 8], [0, *empty, 8]],
         "curve": [[4, *full, 5, 1], [1, *full, 4, 1]],
     }
 
-    reliability, coverage = confidence_charts(calibrated(task, tables))
+    reliability, coverage = confidence_charts(calibrated(task, tables), names)
 
     before, after = traces(reliability, "points")
     assert (before["x"], before["y"]) == ([3.3333, 96.667], [25, 50])
@@ -303,7 +303,23 @@ def test_reliability_and_coverage_are_those_of_the_best_group(tmp_path):
     (precision,) = traces(coverage, "points")
     assert precision["x"] == [10, 60, 100]
     assert precision["y"] == [100, 83.333, 60]
-    assert confidence_charts(task) == [None, None]
-    assert confidence_charts(calibrated(task, {"curve": [[1]], "reliability": "x"})) == [None, None]
+    assert confidence_charts(task, names) == [None, None]
+    damaged = calibrated(task, {"curve": [[1]], "reliability": "x"})
+    assert confidence_charts(damaged, names) == [None, None]
     nothing = {"curve": [[0] * 80] * 2, "reliability": [[0] * 15] * 4}
-    assert confidence_charts(calibrated(task, nothing)) == [None, None]
+    assert confidence_charts(calibrated(task, nothing), names) == [None, None]
+
+
+def test_charts_of_one_group_are_those_of_the_best_and_say_of_which(tmp_path):
+    (task,) = reports.sweep_of_schemes(tmp_path).tasks
+    tables = {"curve": [[0] * 79 + [4], [0] * 79 + [1]]}
+    others = calibrated(replace(task, groups=task.groups[::-1]), tables)  # as sorted otherwise
+    first, *_, last = others.groups
+    both = replace(others, groups=(*others.groups[:-1], calibrated(task, tables).groups[0]))
+    assert last.is_best
+    assert not first.is_best
+
+    for shown_task, place in ((others, 0), (both, -1)):
+        names = formats.group_names(shown_task)
+        _, coverage = confidence_charts(shown_task, names)
+        assert coverage.caption.endswith(f"On test: {names[place]}.")

@@ -31,6 +31,7 @@ from transfer_cli.reports.contents import (
     SweepProgress,
     TaskRuns,
 )
+from transfer_cli.reports.outcomes import with_slices
 from transfer_cli.reports.page import page
 from transfer_cli.reports.results_table import (
     DIFFERENCE,
@@ -45,6 +46,7 @@ from transfer_cli.reports.results_table import (
 from transfer_cli.reports.statistics import mcnemar
 from transfer_cli.reports.tables import as_csv, as_markdown, as_terminal_page
 from transfer_cli.runs.items import write_items
+from transfer_cli.runs.slices import Slice
 from transfer_cli.runs.sweep import SweepJob
 
 FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
@@ -597,6 +599,58 @@ def test_items_of_the_other_split_do_not_count(tmp_path):
     assert [mistake.text for mistake in only(tmp_path).errors] == ["question 1 ?"]
 
 
+def several_labels(wrong):
+    """Return the items of a task in which no label may be right, and none be said."""
+    scored = [replace(item, score=1 - item.wrong) for item in labelled(wrong)]
+    return [replace(scored[0], label="", predicted="city"), *scored[1:]]
+
+
+def test_that_no_label_fits_is_an_answer_that_is_compared_and_sliced(tmp_path):
+    path = write_run(tmp_path / "a", items=several_labels([0, 1]))
+    (run,) = collect([path]).runs
+
+    sliced = with_slices(run, {"low": Slice(regex=r" [0-3] ")}, problems := [])
+
+    assert [(error.label, error.text) for error in only(path).errors] == [
+        ("(none)", "question 0 ?"), ("person", "question 1 ?"),
+    ]  # fmt: skip
+    assert sliced.results.by_name["test/accuracy/slice/low"] == 0.5
+    assert problems == [f"{path}: no slices of validation: items.jsonl holds nothing of validation"]
+
+
+def test_of_slices_the_more_right_comes_first_whatever_a_task_measures(tmp_path):
+    results = {"measures": {"test": {"loss": 1.0}}, "task": {"name": "regression"}, "metrics": []}
+    for name, wrong in {"full": [1, 2], "lora": [1], "frozen": [1, 2, 3]}.items():
+        path = tmp_path / name
+        write_run(path, adaptation=name, results=results, items=several_labels(wrong))
+    runs = [with_slices(run, {"all": Slice(regex="")}, []) for run in runs_of(tmp_path)]
+
+    (task,) = compare_tasks(runs, sort="accuracy/slice/all")
+
+    assert [group.settings["adaptation"] for group in task.groups] == ["lora", "full", "frozen"]
+    assert task.metric("test/accuracy/slice/all").display_unit == " %"
+
+
+@pytest.mark.parametrize(
+    ("items", "why"),
+    [
+        (blocks([1.0, 2.0]), "neither right nor wrong"),
+        ([replace(item, text="") for item in labelled([1])], "no texts"),
+        (None, "without items.jsonl"),
+    ],
+)
+def test_why_a_run_has_no_slices_is_said(tmp_path, items, why):
+    path = write_run(tmp_path / "a", items=items)
+    if items is None:
+        (path / "items.jsonl").unlink()
+    (run,) = collect([path]).runs
+
+    sliced = with_slices(run, {"low": Slice(regex="0")}, problems := [])
+
+    assert sliced == run
+    assert why in problems[-1]
+
+
 def runs_of(folder):
     return collect([folder]).runs
 
@@ -688,6 +742,37 @@ def test_a_tie_is_said_and_broken_by_loss_then_by_cost(tmp_path, second, taken, 
     assert [group.is_best for group in task.groups] == [True, False]
     assert f"{words}" in " ".join(task.notes)
     assert any("a tie: " in line for line in best_run_lines(tmp_path / "s"))
+
+
+def language_model(path, metric, key, value):
+    """Write a run that is judged by a metric of running text, with a setting of its own."""
+    metrics = [Metric(metric, higher_is_better=False, unit="perplexity", headline=True).as_json()]
+    results = {"measures": {"validation": {metric: float(value)}}, "metrics": metrics}
+    write_run(path, command="pretrain", results=results, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("metric", "key", "is_like"),
+    [
+        ("masked_token_perplexity", "tokenizer__size", False),
+        ("masked_token_perplexity", "objective__rate", False),
+        ("masked_token_perplexity", "optimizer__lr", True),
+        ("token_perplexity", "tokenizer__size", False),
+        ("token_perplexity", "objective__rate", True),
+        ("word_perplexity", "tokenizer__size", True),
+    ],
+)
+def test_a_measure_of_other_tokens_is_taken_with_a_caveat(tmp_path, caplog, metric, key, is_like):
+    write_sweep(tmp_path, *[SweepJob(n, (), (), outcome="done") for n in range(2)])
+    for number in range(2):
+        language_model(tmp_path / str(number), metric, key, 1 + number)
+
+    taken = resolve_run(str(tmp_path), "init_from")
+
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert taken == str(tmp_path / "0")
+    assert [key.replace("__", ".") in line for line in warned] == [True] * (not is_like)
+    assert all(line in "".join(best_run_lines(tmp_path)) for line in warned)
 
 
 def test_by_how_much_the_best_is_ahead_and_what_a_cheaper_equal_costs_is_said(tmp_path):

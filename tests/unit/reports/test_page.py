@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests import reports
 from tests.fake_runs import write_run
-from transfer_cli.reports import sections
+from transfer_cli.reports import formats, sections
 from transfer_cli.reports.collect import collect
 from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import (
@@ -29,7 +29,7 @@ from transfer_cli.reports.contents import (
     TaskRuns,
 )  # fmt: skip
 from transfer_cli.reports.html.markup import Html
-from transfer_cli.reports.html.task_sections import confusion_section
+from transfer_cli.reports.html.task_sections import confusion_section, labels_section
 from transfer_cli.reports.page import page
 from transfer_cli.reports.sections import register_section
 from transfer_cli.reports.tables import as_json, as_markdown
@@ -345,6 +345,19 @@ def test_labels_of_which_a_text_may_have_several_are_listed_by_their_errors(tmp_
         said = f"F1 support {labels[2]} 0.357 0.833 0.500 6 {labels[0]} 1.000 0.833 0.909 6"
         assert (said in text) == listed
         assert "Confusion" not in text
+
+
+def test_one_group_s_labels_and_confusions_are_those_of_the_best_whatever_rows_are_sorted_by(sweep):
+    (task,) = sweep.tasks
+    turned = replace(task, groups=task.groups[::-1])
+    names = formats.group_names(turned)
+
+    confusion = Outline(str(confusion_section("t1", turned, names)))
+    labels = Outline(str(labels_section(turned, names)))
+
+    assert turned.groups[-1].is_best
+    assert confusion.all("option")[0]["value"] == str(len(names) - 1)
+    assert f"the worst first: {names[-1]}, 3 runs" in labels.text
 
 
 def test_the_same_report_is_the_same_page(sweep):

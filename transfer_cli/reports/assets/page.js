@@ -109,7 +109,9 @@
   function numberText(number) {
     const size = Math.abs(number);
     if (size && (size < 1e-4 || size >= 1e9)) return number.toExponential(2).replace("e+", "e");
-    return number.toLocaleString("en", { maximumSignificantDigits: 4 });
+    // Steps and parameters are whole, and stay what they are.
+    const digits = Number.isInteger(number) ? 21 : 4;
+    return number.toLocaleString("en", { maximumSignificantDigits: digits });
   }
 
   /** Return round numbers between two, about `most` of them. */
@@ -395,38 +397,29 @@
 
   // --- confusion --------------------------------------------------------------------------------
 
-  function confusionTable(found, labels, corner) {
-    const counts = labels.map(() => labels.map(() => 0));
-    for (const [label, predicted, count] of found.cells) counts[label][predicted] = count;
-    const table = element("table", null, { class: "cells" });
-    const runs = found.runs === 1 ? "1 run" : `${found.runs} runs`;
-    table.append(element("caption", `Confusion on ${found.split}, ${runs}`));
-    const top = table.createTHead().insertRow();
-    const heads = [...labels, "right"].map((each) => element("th", each, { scope: "col" }));
-    top.append(corner.cloneNode(true), ...heads);
-    const body = table.createTBody();
-    counts.forEach((row, label) => {
-      const sum = row.reduce((one, other) => one + other, 0);
-      const line = body.insertRow();
-      line.append(element("th", labels[label], { scope: "row" }));
-      row.forEach((count, predicted) => {
-        const kind = count ? `${predicted === label ? "right" : "wrong"} full` : "none";
-        const cell = element("td", count || "·", { class: kind });
-        if (count) cell.style.setProperty("--share", (count / sum).toFixed(3));
-        line.append(cell);
+  /** Show the counts of another group in the table that is there. */
+  function showConfusion(table, { cells, split, runs }) {
+    const rows = [...table.tBodies[0].rows].map((row) => [...row.cells].slice(1));
+    const counts = rows.map(() => rows.map(() => 0));
+    for (const [label, predicted, count] of cells) counts[label][predicted] = count;
+    table.caption.textContent = `Confusion on ${split}, ${runs === 1 ? "1 run" : `${runs} runs`}`;
+    rows.forEach((row, label) => {
+      const sum = counts[label].reduce((one, other) => one + other, 0);
+      counts[label].forEach((count, predicted) => {
+        const cell = row[predicted];
+        cell.textContent = count || "·";
+        cell.className = !count ? "none" : predicted === label ? "right" : "wrong";
+        cell.style.setProperty("--share", count ? (count / sum).toFixed(3) : "");
       });
-      line.append(element("td", sum ? `${Math.round((100 * row[label]) / sum)} %` : "–"));
+      row.at(-1).textContent = sum ? `${Math.round((100 * counts[label][label]) / sum)} %` : "–";
     });
-    return table;
   }
 
   for (const box of all(".confusion")) {
     const choice = box.querySelector("select");
     choice?.addEventListener("change", () => {
-      const { labels, groups } = JSON.parse(box.querySelector("script").textContent);
-      const found = groups[choice.value];
-      const table = box.querySelector(".shown table");
-      table.replaceWith(confusionTable(found, labels, table.tHead.rows[0].cells[0]));
+      const found = JSON.parse(box.querySelector("script").textContent)[choice.value];
+      showConfusion(box.querySelector(".shown table"), found);
       box.querySelector(".said").textContent = found.words;
     });
   }

@@ -109,7 +109,7 @@ class _Cost:
         title: Of the axis.
         against: What the measure is drawn against.
         no_more: What is said of the groups on the line.
-        amount: Returns what a group costs; None where it is not known.
+        amount: What it is called in a group.
         words: Writes an amount.
     """
 
@@ -117,22 +117,21 @@ class _Cost:
     title: str
     against: str
     no_more: str
-    amount: Callable[[Group], float | None]
+    amount: str
     words: Callable[[float], str]
 
 
 _COSTS = (
     _Cost(
-        "size", "parameters trained", "trained parameters", "trains as few parameters",
-        lambda group: group.trained, formats.count,
+        "size", "parameters trained", "trained parameters", "trains as few parameters", "trained",
+        formats.count,
     ),
     _Cost(
-        "flops", "floating-point operations", "FLOPs", "takes as few operations",
-        lambda group: None if group.flops is None else group.flops.mean, formats.flops,
+        "flops", "floating-point operations", "FLOPs", "takes as few operations", "flops",
+        formats.flops,
     ),
     _Cost(
-        "joules", "energy", "energy", "takes as little energy",
-        lambda group: None if group.joules is None else group.joules.mean, formats.energy,
+        "joules", "energy", "energy", "takes as little energy", "joules", formats.energy,
     ),
 )  # fmt: skip
 
@@ -223,7 +222,8 @@ def label_chart(task: TaskRuns) -> Chart | None:
 
 
 def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | None:
-    points = [point for point in _points(task, cost.amount) if 0 < point.value < math.inf]
+    placed = _points(task, lambda group: group.cost(cost.amount))
+    points = [point for point in placed if 0 < point.value < math.inf]
     points.sort(key=lambda point: (point.value, point.badness))
     alike = 1.005  # costs that differ by less come from how texts were drawn into batches
     if not points or points[-1].value < alike * points[0].value:

@@ -14,24 +14,27 @@ Points = Sequence[tuple[float, float]]
 _BINS, _STEPS = 15, 80
 
 
-def confidence_charts(task: TaskRuns) -> list[Chart | None]:
+def confidence_charts(task: TaskRuns, names: Sequence[str]) -> list[Chart | None]:
     """Return the charts of the best group whose runs were calibrated, or hold answers back."""
-    return [_reliability(task), _coverage(task)]
+    return [_reliability(task, names), _coverage(task, names)]
 
 
-def _summed_counts(task: TaskRuns, name: str, height: int, width: int) -> list[list[int]]:
-    """Return the sum of the tables of a group's runs: the first group's that has some."""
+def _summed_counts(
+    task: TaskRuns, names: Sequence[str], name: str, height: int, width: int
+) -> tuple[str, list[list[int]]]:
+    """Return whose such tables are, the best group's that has some, and the sum of them."""
     split = task.measure.partition("/")[0]
-    by_group = (
-        [count_table(run.results, split, name, height, width) for run in group.runs]
-        for group in task.groups
-    )
-    tables = next(filter(None, ([*filter(None, counts)] for counts in by_group)), [])
-    return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+    for at, group in task.best_first:
+        counts = [count_table(run.results, split, name, height, width) for run in group.runs]
+        if tables := [*filter(None, counts)]:
+            rows = zip(*tables, strict=True)
+            whose = f"On {split}: {names[at]}."
+            return whose, [[sum(cells) for cells in zip(*row, strict=True)] for row in rows]
+    return "", []
 
 
-def _reliability(task: TaskRuns) -> Chart | None:
-    rows = _summed_counts(task, "reliability", 4, _BINS)
+def _reliability(task: TaskRuns, names: Sequence[str]) -> Chart | None:
+    whose, rows = _summed_counts(task, names, "reliability", 4, _BINS)
     middles = [100 * (place + 0.5) / _BINS for place in range(_BINS)]
     lines = {
         name: [
@@ -44,15 +47,16 @@ def _reliability(task: TaskRuns) -> Chart | None:
     caption = (
         "Answers in 15 bins by their probability, before and after the temperature, and the share "
         "of each that is right. On the dotted line probabilities are what they say; below it they "
-        "are too high."
+        f"are too high. {whose}"
     )
     even = {"x": [0, 100], "y": [0, 100], "line": {"dashes": "2 3", "width": 1.5},
             "meta": {"role": "quiet"}}  # fmt: skip
-    return _chart(task, "Reliability", caption, ("probability, %", "right, %"), lines, even)
+    return _chart("Reliability", caption, ("probability, %", "right, %"), lines, even)
 
 
-def _coverage(task: TaskRuns) -> Chart | None:
-    rows = [[*accumulate(reversed(row))] for row in _summed_counts(task, "curve", 2, _STEPS)]
+def _coverage(task: TaskRuns, names: Sequence[str]) -> Chart | None:
+    whose, counted = _summed_counts(task, names, "curve", 2, _STEPS)
+    rows = [[*accumulate(reversed(row))] for row in counted]
     points = {
         (100 * count / rows[0][-1], 100 * right / count)
         for count, right in zip(*rows, strict=True)
@@ -60,17 +64,16 @@ def _coverage(task: TaskRuns) -> Chart | None:
     }
     caption = (
         "Where the surest answers alone are given, as many as the axis says, the share of these "
-        "that is right."
+        f"that is right. {whose}"
     )
     axes = ("answers that are given, %", "of these right, %")
     lines = {"precision": sorted(points)}
-    return _chart(task, "Precision against coverage", caption, axes, lines)
+    return _chart("Precision against coverage", caption, axes, lines)
 
 
 def _chart(
-    task: TaskRuns, title: str, caption: str, axes: tuple[str, str], lines: Mapping[str, Points],
-    *beside: Trace,
-) -> Chart | None:  # fmt: skip
+    title: str, caption: str, axes: tuple[str, str], lines: Mapping[str, Points], *beside: Trace
+) -> Chart | None:
     if not any(lines.values()):
         return None
     traces: list[Trace] = [
@@ -83,7 +86,6 @@ def _chart(
         }
         for place, (line, points) in enumerate(lines.items())
     ]  # fmt: skip
-    caption = f"{caption} On {task.measure.partition('/')[0]}, the runs of the best group."
     layout = {"xaxis": {"title": axes[0]}, "yaxis": {"title": axes[1]}}
     return Chart(
         title.split()[0].lower(), title, caption, f"Line chart. {caption}",

@@ -170,13 +170,9 @@ def _mean_trace(place: int, label: str, curve: Curve) -> Trace:
 
 def _seed_trace(place: int, curves: Iterable[Curve]) -> Trace:
     """Return the curves of a group's runs as one trace, with gaps between them."""
-    x: list[int | None] = []
-    y: list[float | None] = []
-    for curve in curves:
-        x += [*(step for step, _ in curve), None]
-        y += [*(value for _, value in curve), None]
+    points = [point for curve in curves for point in (*curve, (None, None))]
     return {
-        "x": x, "y": y, "line": {"width": 1},
+        "x": [x for x, _ in points], "y": [y for _, y in points], "line": {"width": 1},
         "meta": {"slot": place, "group": place, "role": "seed"},
     }  # fmt: skip
 

@@ -257,10 +257,11 @@ def environment_section(task: TaskRuns) -> Html | None:
 def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
     """Return the confusion table of the best group, and those of the others to choose from."""
     split = task.measure.partition("/")[0]
-    counted = (_confusion(group, split, task.labels) for group in task.groups)
+    found = ((at, _confusion(group, split, task.labels)) for at, group in task.best_first)
+    counted = ((at, confusion) for at, confusion in found if confusion is not None)
     if len(task.labels) > MOST_LABELS and any(counted):
         return note(f"Not shown for as many as {len(task.labels):,} labels.")
-    groups = {at: confusion for at, confusion in enumerate(counted) if confusion is not None}
+    groups = dict(counted)
     if not groups:
         return None
     first = next(iter(groups.values()))
@@ -271,7 +272,7 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
     cells = macro("mistakes.html", "cells", caption, task.labels, rows)
     return macro(
         "mistakes.html", "confusion", task_id, [(at, names[at]) for at in groups], cells,
-        first["words"], {"labels": task.labels, "groups": groups},
+        first["words"], groups,
     )  # fmt: skip
 
 
@@ -290,21 +291,21 @@ def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any
     return {"cells": cells, "split": split, "runs": len(tables), "words": words}
 
 
-def labels_section(task: TaskRuns) -> Html | None:
+def labels_section(task: TaskRuns, names: Sequence[str]) -> Html | None:
     """Return precision, recall, F1 and support of each label, by the best group that has them."""
     split = task.measure.partition("/")[0]
-    for group in task.groups:
-        scores = class_scores([run.results for run in group.runs], split)
-        if scores:
-            break
-    else:
+    found = ((at, class_scores([run.results for run in group.runs], split))
+             for at, group in task.best_first)  # fmt: skip
+    at, scores = next(((at, scores) for at, scores in found if scores), (0, []))
+    if not scores:
         return None
     columns = [PageColumn(title, is_number=True) for title in TITLES]
     rows = [(score.label, *score.cells()) for score in scores[:MOST_LABELS]]
-    caption = f"Labels on {split}, {formats.several(len(group.runs), 'run')}, the worst first"
-    listed = table(caption, ["label", *columns], rows)
+    listed = table("Labels", ["label", *columns], rows)
+    whose = f"{names[at]}, {formats.several(len(task.groups[at].runs), 'run')}"
     more = len(scores) - len(rows)
-    return joined([listed, note(f"{more:,} with a higher F1 are left out.") if more else None])
+    left_out = note(f"{more:,} with a higher F1 are left out.") if more else None
+    return joined([note(f"On {split}, the worst first: {whose}."), listed, left_out])
 
 
 def errors_section(errors: Sequence[SharedError], expected: str) -> Html | None:
