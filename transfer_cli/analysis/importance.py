@@ -170,7 +170,10 @@ class Importance(Analysis):
         metric = next(candidate for candidate in declared if candidate.name in whole)
         if not math.isfinite(whole[metric.name]):
             raise NotFiniteError(f"{split.name}: {metric.name}")
-        scorer = Scorer(subject, split, metric, whole)
+        # Of vectors that are compared, the squared error stands for it.
+        losses = ("loss", *(own.name for own in subject.objective.declared_metrics()))
+        loss = next(name for name in losses if name in whole)
+        scorer = Scorer(subject, split, metric, loss, whole)
         gradients = head_gradients(
             subject.model, subject.objective, split,
             batch=subject.batch, precision=subject.precision,
@@ -214,11 +217,16 @@ def _parts(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores the model without some of its parts."""
+    """Scores the model without some of its parts.
+
+    Args:
+        loss: What the loss is called among the measures.
+    """
 
     subject: Subject
     split: Split
     metric: Metric
+    loss: str
     whole: Mapping[str, float]
 
     def without(self, kind: Kind, layer: int, head: int | None = None) -> dict[str, float | None]:
@@ -239,7 +247,7 @@ class Scorer:
             return self._differences(evaluate_subject(self.subject, self.split).measures)
 
     def _differences(self, measures: Mapping[str, float]) -> dict[str, float | None]:
-        names = {"measure": self.metric.name, "loss": "loss"}
+        names = {"measure": self.metric.name, "loss": self.loss}
         return {
             key: _finite(self.whole.get(name, math.nan) - measures.get(name, math.nan))
             for key, name in names.items()
@@ -267,7 +275,7 @@ def _pruning_point(
     more(len(orders))
     # A correlation is none where all answers are equal.
     measures = [_finite(score.get(scorer.metric.name, math.nan)) for score in scores]
-    losses = [_finite(score["loss"]) for score in scores]
+    losses = [_finite(score[scorer.loss]) for score in scores]
     return {
         "share": count / len(orders[0]),
         "heads": count,
@@ -300,7 +308,7 @@ def _finding(
     entries: Mapping[Kind, list[Entry]],
     curve: Sequence[Entry],
 ) -> Finding:
-    measure, counts = scorer.metric.name, scorer.split.counts()
+    measure, loss, counts = scorer.metric.name, scorer.loss, scorer.split.counts()
     residual = scorer.subject.model.backbone.shape.residual
     norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
     better = "higher" if scorer.metric.higher_is_better else "lower"
@@ -316,16 +324,16 @@ def _finding(
     pruned = [[round(100 * point["share"]), point["measure"], point["random"]] for point in curve]
     return Finding(
         "Importance of heads and blocks",
-        f"The table has {measure} ({better} is better) and loss of the model, minus those without "
-        "the part; a part whose loss is below 0 there is needed most. Importance of heads is the "
-        "mean over examples of the absolute derivative of the loss by a factor of the head, "
-        f"divided by the l2 norm of its block.{norms}",
+        f"The table has {measure} ({better} is better) and {loss} of the model, minus those "
+        f"without the part; a part whose {loss} is below 0 there is needed most. Importance of "
+        f"heads is the mean over examples of the absolute derivative of the {loss} by a factor of "
+        f"the head, divided by the l2 norm of its block.{norms}",
         {
             "split": scorer.split.name, counts["unit"]: counts["scored"],
-            measure: scorer.whole[measure], "loss": scorer.whole["loss"],
+            measure: scorer.whole[measure], loss: scorer.whole[loss],
         },
         [
-            FindingTable(["without", f"{measure}, difference", "loss, difference"], parts),
+            FindingTable(["without", f"{measure}, difference", f"{loss}, difference"], parts),
             FindingTable(columns, pruned, "Without several heads, the least important first"),
             *_unit_tables(entries),
         ],

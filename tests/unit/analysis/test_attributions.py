@@ -1,5 +1,7 @@
 """Legend: K points, T positions, W words, E size of an embedding, C classes."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,12 @@ from transfer_cli.analysis.attributions import (
     integrated_gradients,
 )
 from transfer_cli.analysis.explained_text import ChosenTexts, Explainer, words_of
-from transfer_cli.analysis.importance import Importance, head_gradients, head_importance
+from transfer_cli.analysis.importance import (
+    Importance,
+    evaluate_subject,
+    head_gradients,
+    head_importance,
+)
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.model.probes import head_ones, set_gates
@@ -26,6 +33,8 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.similarity.contrastive import Contrastive
+from transfer_cli.tasks.similarity.task import SimilarityTask
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
 TASK = ClassificationTask(("even", "odd"))
@@ -416,6 +425,23 @@ def test_a_language_model_is_judged_by_perplexity():
     assert content["measure"] == "token_perplexity"
     assert len(content["left_out"]["blocks"]) == 3
     assert content["pruning"] == []
+
+
+def test_vectors_that_are_compared_are_judged_by_the_error_of_their_cosines():
+    task, examples = SimilarityTask.sample()
+    data = task.encode(examples, TOKENIZER, 32, "bidirectional")
+    objective = Contrastive()
+    model = lively(objective)
+    objective.setup(TaskInfo(TOKENIZER, task=task))
+
+    given = subjects.subject(model, objective, data, task, TOKENIZER)
+    content = Importance(left_out=["blocks"], random_orders=1)(given).as_json()
+
+    first, last = content["pruning"][0], content["pruning"][-1]
+    assert first["loss"] == content["values"]["mse"]
+    with set_gates(model.backbone, torch.zeros(3, 2)):
+        assert last["loss"] == evaluate_subject(given, given.split).measures["mse"]
+    assert all(math.isfinite(entry["loss"]) for entry in content["left_out"]["blocks"])
 
 
 def test_two_rankings_are_the_same_and_leave_the_model_as_it_was():
