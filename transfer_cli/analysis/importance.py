@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, Subject, check_task
+from transfer_cli.analysis.analysis import Analysis, Subject, check_task, json_lines
 from transfer_cli.batch import Batch, batch_size, to_device, with_facts
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import Split, subsample
@@ -120,7 +120,7 @@ Kind = Literal["heads", "blocks", "attention", "feed_forward", "embeddings", "un
 embeddings or of the states behind each block (Li et al. 2016)."""
 
 UNIT_KINDS: tuple[Kind, ...] = ("embeddings", "units")
-"""Of these there are as many as states are wide, and scoring without each takes its time."""
+"""Of these there are as many as states are wide, too many for the JSON: they have a file."""
 
 MOST_NEEDED = 5
 """So many of them are named of each block."""
@@ -312,6 +312,7 @@ def _finding(
     residual = scorer.subject.model.backbone.shape.residual
     norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
     better = "higher" if scorer.metric.higher_is_better else "lower"
+    units = [entry for kind in UNIT_KINDS for entry in entries.get(kind, [])]
     parts = [
         [_part_name(kind, entry), entry["measure"], entry["loss"]]
         for kind, of_kind in entries.items()
@@ -335,7 +336,7 @@ def _finding(
         [
             FindingTable(["without", f"{measure}, difference", f"{loss}, difference"], parts),
             FindingTable(columns, pruned, "Without several heads, the least important first"),
-            *_unit_tables(entries),
+            *_unit_tables(units),
         ],
         dict(_charts(measure, importance, entries, curve)),
         data={
@@ -343,23 +344,24 @@ def _finding(
             "higher_is_better": scorer.metric.higher_is_better,
             "heads": importance.tolist(),
             "gradient": gradient.tolist(),
-            "left_out": entries,
+            "left_out": {kind: entries[kind] for kind in entries if kind not in UNIT_KINDS},
             "pruning": curve,
         },
+        files={"units.jsonl": json_lines(units)} if units else {},
     )  # fmt: skip
 
 
-def _unit_tables(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
+def _unit_tables(units: Sequence[Entry]) -> Iterator[FindingTable]:
     """Yield the table of the units without which the loss rises most, by where they are."""
     falls = defaultdict(list)
-    for entry in (entry for kind in UNIT_KINDS for entry in entries.get(kind, [])):
+    for entry in units:
         fall = -math.inf if entry["loss"] is None else entry["loss"]
         falls[entry.get("layer")].append((fall, entry["unit"]))
     rows: list[list[Any]] = []
-    for layer, units in falls.items():
-        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(units)[:MOST_NEEDED])
+    for layer, of_layer in falls.items():
+        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(of_layer)[:MOST_NEEDED])
         of = "embeddings" if layer is None else f"block {layer}"
-        rows.append([of, most, -float(np.median([fall for fall, _ in units]))])
+        rows.append([of, most, -float(np.median([fall for fall, _ in of_layer]))])
     if rows:
         columns = ["of", "needed most (and how far the loss rises without it)", "median of all"]
         yield FindingTable(columns, rows, "Without a single unit")

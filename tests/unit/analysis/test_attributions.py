@@ -1,5 +1,6 @@
 """Legend: K points, T positions, W words, E size of an embedding, C classes."""
 
+import json
 import math
 
 import numpy as np
@@ -215,6 +216,17 @@ def test_a_causal_language_model_says_what_it_goes_on_with():
     assert len(data["faithfulness"]) == 4
 
 
+def test_texts_for_which_the_json_has_no_room_are_in_a_file(monkeypatch):
+    monkeypatch.setattr("transfer_cli.analysis.analysis.MOST_JSON", 1500)
+
+    result = Attributions(faithfulness=0)(looked_at())
+
+    every = list(map(json.loads, result.files["texts.jsonl"].splitlines()))
+    shown = result.data["texts"]
+    assert 0 < len(shown) < len(every) == len(TEXTS)
+    assert shown == every[: len(shown)]
+
+
 def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
     subject = looked_at()
     before = tiny.weights_of(subject.model)
@@ -394,12 +406,14 @@ def test_a_unit_that_is_left_out_is_0_in_every_state(kind):
 
     result = given(subjects.subject(model, objective, DATA))
 
-    units = result.data["left_out"]["units"]
+    assert result.data["left_out"] == {}
+    written = list(map(json.loads, result.files["units.jsonl"].splitlines()))
+    units = [entry for entry in written if "layer" in entry]
     width, depth = model.backbone.shape.width, model.backbone.shape.depth
     assert [(e["layer"], e["unit"]) for e in units] == [
         (layer, unit) for layer in range(depth) for unit in range(width)
     ]
-    embeddings = result.data["left_out"]["embeddings"]
+    embeddings = [entry for entry in written if "layer" not in entry]
     assert len(embeddings) == kind.get("embedding_width", width)
     assert "embeddings" in result.tables[-1].rows[0]
     # The same by weights: nobody writes a dimension of the table, nobody reads the last state's.
