@@ -130,7 +130,9 @@ class Explainer:
     ) -> None:
         self._subject, self._model, self._objective = subject, subject.model, subject.objective
         objective, has_mask = self._objective, subject.tokenizer.has_mask
-        if not isinstance(objective, SequenceObjective | CausalLM):
+        # Of text to text and of conversations what is written follows another layout of the text.
+        is_plain = isinstance(objective, CausalLM) and objective.direction == "causal"
+        if not isinstance(objective, SequenceObjective) and (objective.task or not is_plain):
             what = objective.task or type(objective).__name__
             raise ConfigError(
                 f"run: {subject.opened.path} was trained for {what}, and attributions explain one "

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,14 +29,17 @@ from transfer_cli.analysis.importance import (
 )
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.probes import head_ones, set_gates
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.tasks.chat.task import SupervisedChat
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.similarity.contrastive import Contrastive
 from transfer_cli.tasks.similarity.task import SimilarityTask
+from transfer_cli.tasks.text_to_text.task import PrefixLM
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
 TASK = ClassificationTask(("even", "odd"))
@@ -214,6 +218,14 @@ def test_a_causal_language_model_says_what_it_goes_on_with():
     assert text["label"] is None
     assert text["output"] <= 0
     assert len(data["faithfulness"]) == 4
+
+
+@pytest.mark.parametrize("objective", [PrefixLM(corrupt=0.3), PrefixLM(), SupervisedChat()])
+def test_what_is_written_after_another_layout_than_a_prompts_is_not_explained(objective):
+    subject = looked_at(CausalLM(), direction="causal")
+
+    with pytest.raises(ConfigError, match=r"^run:"):
+        Explainer(replace(subject, opened=replace(subject.opened, objective=objective)))
 
 
 def test_texts_for_which_the_json_has_no_room_are_in_a_file(monkeypatch):
