@@ -171,11 +171,14 @@ class Explainer:
 
     def confidence(self, outputs_KC: Tensor) -> Tensor:
         """Return outputs as faithfulness is measured in: probabilities where there are some."""
-        if isinstance(self._objective, CausalLM):
+        objective = self._objective
+        if isinstance(objective, CausalLM):
             return outputs_KC.exp()
-        if isinstance(self._objective, Multilabel):
-            return outputs_KC.sigmoid()
-        return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
+        if isinstance(objective, Multilabel):
+            return objective.calibrated(outputs_KC).sigmoid()
+        if isinstance(objective, Classification):
+            return objective.calibrated(outputs_KC).softmax(1)
+        return outputs_KC
 
     def score_without(self, text: ExplainedText, sets: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
         """Return the explained output and its `confidence` without each set of words, `[K]`."""
@@ -344,7 +347,9 @@ class ChosenTexts:
             output = 0
         else:
             labels = objective.info.labels
-            prediction = str(task.cells(answer)[0])
+            # Also where the model is too unsure to give it.
+            said = task.said(answer)
+            prediction = said[0] if said else str(task.cells(answer)[0])
             explained = labels[output] if labels else "the value"
         mask_T = batch["mask"][0]
         row_read = TextRow(
@@ -353,5 +358,7 @@ class ChosenTexts:
             int(batch["gap"][0]) if "gap" in batch else None,
         )
         words = words_of(row_read.tokens.tolist(), subject.tokenizer, task.texts(example))
-        label = "|".join(task.labels_of(example)) or None
+        given = task.labels_of(example)
+        is_known = given or getattr(example, "label", None) is not None  # none at all may be right
+        label = "|".join(given) if is_known else None
         return ExplainedText(row, row_read, words, output, explained, prediction, label)

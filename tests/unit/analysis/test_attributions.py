@@ -37,6 +37,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.chat.task import SupervisedChat
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.multilabel import Multilabel, MultilabelTask
 from transfer_cli.tasks.similarity.contrastive import Contrastive
 from transfer_cli.tasks.similarity.task import SimilarityTask
 from transfer_cli.tasks.text_to_text.task import PrefixLM
@@ -47,17 +48,19 @@ EXAMPLES = [Example(text, number % 2) for number, text in enumerate(TEXTS)]
 TOKENIZER = subjects.tokenizer_of(TEXTS)
 
 
-def looked_at(objective=None, *, change=lambda model: None, direction="bidirectional", **changes):
+def looked_at(
+    objective=None, *, change=lambda model: None, direction="bidirectional", task=TASK, **changes
+):
     """Return a classifier of the texts, which `change` is done to."""
     objective = objective or Classification(pooling="mean", dropout=0.0)
     model = tiny.model(objective, direction=direction, **changes)
-    objective.setup(TaskInfo(TOKENIZER, TASK.labels, task=TASK))
+    objective.setup(TaskInfo(TOKENIZER, TASK.labels, task=task))
     if isinstance(objective, Classification):
         model.heads = nn.ModuleDict(objective.modules(model.backbone))
     tiny.lively(model)
     change(model)
     data = TASK.encode(EXAMPLES, TOKENIZER, 32, direction)
-    return subjects.subject(model, objective, data, TASK, TOKENIZER)
+    return subjects.subject(model, objective, data, task, TOKENIZER)
 
 
 def bag_of_embeddings(model):
@@ -196,16 +199,43 @@ def test_faithfulness_is_how_much_less_sure_a_model_is():
     assert values[0, 1, 4] == pytest.approx(float(sure[0] - sure[3]), abs=1e-6)
 
 
-def test_only_wrong_answers_are_chosen():
-    subject = looked_at()
+def test_a_model_is_as_sure_as_its_answers_say():
+    explainer, text, _ = of_text(looked_at(task=replace(TASK, fitted={"temperature": 3.0})))
+
+    _, (share,) = explainer.score_without(text, [frozenset()])
+
+    with torch.no_grad():
+        logits_C = explainer.outputs(explainer.batch_of([text.row]))[0]
+    assert float(share) == pytest.approx(float((logits_C / 3).softmax(0)[text.output]), abs=1e-6)
+
+
+@pytest.mark.parametrize("fitted", [{}, {"abstain_below": 1.0}], ids=str)
+def test_only_wrong_answers_are_chosen(fitted):
+    subject = looked_at(task=replace(TASK, fitted=fitted))
 
     result = Attributions(most=2, only_wrong=True, faithfulness=0)(subject)
-    every = Attributions(faithfulness=0)(subject).data["texts"]
+    every = Attributions(faithfulness=0)(looked_at()).data["texts"]
 
     wrong = [answer for answer in every if answer["label"] != answer["prediction"]]
     assert 0 < len(wrong) < len(every)
     assert result.data["texts"] == wrong[:2]
     assert result.data["faithfulness"] == []
+
+
+def test_that_a_text_has_no_label_may_be_right():
+    task, examples = MultilabelTask.sample()
+    objective = Multilabel(pooling="mean")
+    model = lively(objective)
+    objective.setup(TaskInfo(TOKENIZER, task.labels, task=task))
+    model.heads = nn.ModuleDict(objective.modules(model.backbone)).eval()
+    with torch.no_grad():
+        model.heads["class"].linear.bias.fill_(-100.0)
+    data = task.encode(examples, TOKENIZER, 32, "bidirectional")
+    subject = subjects.subject(model, objective, data, task, TOKENIZER)
+
+    result = Attributions(only_wrong=True, faithfulness=0)(subject)
+
+    assert [text["example"] for text in result.data["texts"]] == [0, 1, 3]
 
 
 def test_a_causal_language_model_says_what_it_goes_on_with():
