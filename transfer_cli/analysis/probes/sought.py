@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from transfer_cli.analysis.analysis import Subject
-from transfer_cli.analysis.probes.states import PARTS, SoughtSplit
+from transfer_cli.analysis.probes.states import PARTS, Parts, SoughtSplit
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
@@ -167,14 +167,20 @@ def _splits(subject: Subject) -> dict[str, Split]:
     return splits
 
 
-def bag_of_words_accuracy(sought: Sought, task: Task | None) -> float | None:
+def bag_of_words_accuracy(sought: Sought, parts: Parts, task: Task | None) -> float | None:
     """Return the share of scored texts that a linear model on words answers rightly.
 
-    None: there is no such model of what was looked for.
+    It learns from the texts that probes learn from. None: there is no such model of what was
+    looked for.
     """
-    train, scored = (sought.splits[name].split.encoded for name in ("train", "scored"))
-    right = None if task is None else task.right_by_words(train.examples, scored.examples)
-    return None if right is None else right / len(scored.examples)
+    if task is None or sought.is_by_word:
+        return None
+    train, scored = (
+        [sought.splits[name].split.encoded.examples[at] for at in parts[name].number.tolist()]
+        for name in ("train", "scored")
+    )
+    right = task.right_by_words(train, scored)
+    return None if right is None else right / len(scored)
 
 
 def surface_labels(subject: Subject, kind: SurfaceTask) -> Sought:
