@@ -5,6 +5,7 @@ Legend: K versions of a text, T positions, W words, C outputs, E size of an embe
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -145,7 +146,7 @@ class Explainer:
         if "mask" in (removal, baseline) and not has_mask:
             key = "removal" if removal == "mask" else "baseline"
             raise ConfigError(
-                f"{key}: this tokenizer has no mask token of its own; take "
+                f"analysis.attributions.{key}: this tokenizer has no mask token of its own; take "
                 f"{'delete' if key == 'removal' else 'pad'}"
             )
 
@@ -277,10 +278,10 @@ class ChosenTexts:
         self._label = None if label is None else self._label_number(label)
 
     def _label_number(self, label: str) -> int:
-        labels = self._objective.info.labels
+        key, labels = "analysis.attributions.label", self._objective.info.labels
         if not labels or self._is_language_model:
-            raise ConfigError("label: this model has none to choose from; leave label out")
-        one_of("label", label, labels)
+            raise ConfigError(f"{key}: this model has none to choose from; leave it out")
+        one_of(key, label, labels)
         return labels.index(label)
 
     def __len__(self) -> int:
@@ -291,23 +292,19 @@ class ChosenTexts:
         return self._explained(evenly_spread(len(self._texts), most).tolist())
 
     def wrong_answers(self, most: int) -> Iterator[ExplainedText]:
-        """Yield the first `most` texts that are answered wrongly."""
+        """Return the first `most` texts that are answered wrongly."""
+        key = "analysis.attributions.only_wrong"
         if self._is_language_model or isinstance(self._objective, Regression):
             raise ConfigError(
-                "only_wrong: what this model says is neither right nor wrong; leave it out"
+                f"{key}: what this model says is neither right nor wrong; leave it out"
             )
         if tuple(self._subject.material.names) == (INPUT,):
             raise ConfigError(
-                "only_wrong: texts of a file have no right answers; leave it out, or name labelled "
+                f"{key}: texts of a file have no right answers; leave it out, or name labelled "
                 "data (data=)"
             )
-        count = 0
-        for text in self._explained(range(len(self._texts))):
-            if text.prediction != text.label:
-                yield text
-                count += 1
-            if count == most:
-                return
+        every = self._explained(range(len(self._texts)))
+        return islice((text for text in every if text.prediction != text.label), most)
 
     def _explained(self, rows: Sequence[int]) -> Iterator[ExplainedText]:
         explain = self._explain_next_token if self._is_language_model else self._explain_answer

@@ -195,11 +195,13 @@ def surface_labels(subject: Subject, kind: SurfaceTask) -> Sought:
     splits = {}
     for name, examples in data.splits.items():
         if not examples:
-            raise DataError(f"analysis.probes.task: no text of {name} can be asked its {kind}")
+            raise DataError(
+                f"analysis.probes.task: too few texts can be asked their {kind}; show it more, by "
+                "input=FILE or data="
+            )
         encoded = data.task.encode(examples, start.tokenizer, subject.opened.length, direction)
-        splits[name] = Split(name, encoded)
-    labelled = {name: _labelled(split) for name, split in splits.items()}
-    return _checked(Sought(data.task.labels, labelled))
+        splits[name] = _labelled(Split(name, encoded))
+    return _checked(Sought(data.task.labels, splits))
 
 
 def _texts(subject: Subject) -> dict[str, Sequence[str]]:
