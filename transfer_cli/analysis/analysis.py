@@ -133,13 +133,6 @@ class Subject:
         apply_edits(model, start.description.edits, start.tokenizer)
         return model.to(self.precision.device).eval()
 
-    def batches(self, split: Split, most: int | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield the rows of a split, from short to long: their numbers, and them on the device.
-
-        With `most`, so many of them are taken, evenly spread over the split.
-        """
-        yield from self.batches_of_rows(split, evenly_spread(len(split.data), most))
-
     def read_batches(self, split: Split, rows: Numbers) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield these rows of a split to pass them through the model, without gradients."""
         with (
@@ -159,7 +152,7 @@ class Subject:
         return evenly_spread(len(split.data), math.ceil(tokens / max(1.0, length)))
 
     def batches_of_rows(self, split: Split, rows: Numbers) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield these rows of a split; see `batches`."""
+        """Yield rows of a split, from short to long: their numbers, and them on the device."""
         lengths = getattr(split.data, "lengths", None)
         if lengths is not None:
             rows = rows[np.argsort(lengths[rows], kind="stable")]

@@ -183,9 +183,7 @@ class Importance(Analysis):
         entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
         with progress("leaving out", len(places), "parts") as more:
             for kind, place in places:
-                is_unit = kind in UNIT_KINDS
-                falls = scorer.without_unit(**place) if is_unit else scorer.without(kind, **place)
-                entries[kind].append({**place, **falls})
+                entries[kind].append({**place, **scorer.without(kind, **place)})
                 more(1)
         curve = self._pruning_curve(scorer, importance) if self.prune else []
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
@@ -229,24 +227,24 @@ class Scorer:
     loss: str
     whole: Mapping[str, float]
 
-    def without(self, kind: Kind, layer: int, head: int | None = None) -> dict[str, float | None]:
+    def without(
+        self, kind: Kind, *, layer: int = 0, head: int | None = None, unit: int | None = None
+    ) -> dict[str, float | None]:
         """Return measure and loss of the whole model, minus those without a part."""
-        heads = head_ones(self.subject.model.backbone)
-        if head is not None:
-            heads[layer, head] = 0
-        measures = self.measures(
-            heads,
-            without_attention=frozenset({layer} if kind in ("blocks", "attention") else ()),
-            without_feed_forward=frozenset({layer} if kind in ("blocks", "feed_forward") else ()),
-        )
-        return self._differences(measures)
-
-    def without_unit(self, unit: int, layer: int | None = None) -> dict[str, float | None]:
-        """Return the same of a unit of the states behind a block; None: of the embeddings."""
-        with zero_unit(self.subject.model.backbone, unit, layer):
-            return self._differences(evaluate_subject(self.subject, self.split).measures)
-
-    def _differences(self, measures: Mapping[str, float]) -> dict[str, float | None]:
+        backbone = self.subject.model.backbone
+        if unit is None:
+            heads = head_ones(backbone)
+            if head is not None:
+                heads[layer, head] = 0
+            part = set_gates(
+                backbone, heads,
+                without_attention={layer} if kind in ("blocks", "attention") else frozenset(),
+                without_feed_forward={layer} if kind in ("blocks", "feed_forward") else frozenset(),
+            )  # fmt: skip
+        else:
+            part = zero_unit(backbone, unit, None if kind == "embeddings" else layer)
+        with part:
+            measures = evaluate_subject(self.subject, self.split).measures
         names = {"measure": self.metric.name, "loss": self.loss}
         return {
             key: _finite(self.whole.get(name, math.nan) - measures.get(name, math.nan))
@@ -257,11 +255,7 @@ class Scorer:
         """Return the measures without some heads, numbered through all blocks."""
         heads = head_ones(self.subject.model.backbone)
         heads.view(-1)[torch.from_numpy(numbers)] = 0
-        return self.measures(heads)
-
-    def measures(self, heads: Tensor, **without: frozenset[int]) -> Mapping[str, float]:
-        """Return the measures of the model with these factors; see `model.probes.set_gates`."""
-        with set_gates(self.subject.model.backbone, heads, **without):
+        with set_gates(self.subject.model.backbone, heads):
             return evaluate_subject(self.subject, self.split).measures
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Subject
+from transfer_cli.analysis.analysis import Subject, evenly_spread
 from transfer_cli.batch import rows_with_word
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError
@@ -127,7 +127,7 @@ def read_states(
     taken = rows if units <= most else max(1, rows * most // units)
     numbers, portions = list[Tensor](), list[Tensor]()
     with progress("states", taken, "rows") as more, torch.no_grad():
-        for row, batch in subject.batches(sought.split, taken):
+        for row, batch in subject.batches_of_rows(sought.split, evenly_spread(rows, taken)):
             with subject.precision.context():
                 every = Encoding(model, batch).states
                 kept = [every[layer] for layer in selection.layers]
