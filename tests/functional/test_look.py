@@ -224,13 +224,50 @@ def test_text_is_described_with_its_targets(transfer, corpus):
     assert tokens[1:] == targets[: len(tokens) - 1]
 
 
-def test_what_the_masked_objective_hides_is_shown(transfer, corpus):
+@pytest.mark.parametrize(
+    ("objective", "shown"),
+    [
+        (["mlm"], "[MASK]"),
+        (["prefix_lm", "objective.corrupt=0.15", "model=toy"], "<extra_id_0>"),
+        (["seq2seq", "objective.corrupt=0.15"], "source   [CLS]"),
+        (["replaced_tokens"], "[MASK]"),
+    ],
+    ids=str,
+)
+def test_what_an_objective_hides_is_shown(objective, shown, transfer, corpus):
     ended = transfer(
         "inspect", "data=text", f"data.train={corpus}", "tokenizer.size=600", "samples=1",
-        "objective=mlm",
+        "tokenizer.sentinels=10", f"objective={objective[0]}", *objective[1:],
     ).ok()  # fmt: skip
 
-    assert "[MASK]" in ended.out
+    assert shown in ended.out
+
+
+def test_translations_are_shown_with_their_targets(transfer, tmp_path):
+    lines = ('{"en": "one river", "de": "ein Fluss"}\n', '{"en": "one hill", "de": "ein Berg"}\n')
+    (tmp_path / "train.jsonl").write_text(20 * lines[0])
+    (tmp_path / "other.jsonl").write_text(lines[1])
+
+    ended = transfer(
+        "inspect", "data=text", "data.train=train.jsonl", "data.validation=other.jsonl",
+        "data.field=[en,de]", "data.pairs=translation", "tokenizer.size=300", "samples=1",
+    ).ok()  # fmt: skip
+
+    assert "text     [CLS] one river [SEP] ein Fluss [SEP]" in ended.out
+    assert "targets  one river [SEP] ein Fluss [SEP] ." in ended.out
+
+
+def test_labelled_data_are_shown_as_a_fresh_model_sees_them(transfer):
+    ended = transfer("inspect", "data=sample_questions", "model=toy", "samples=1").ok()
+
+    assert sum(line.rstrip().endswith("[CLS]") for line in ended.out.splitlines()) == 3
+
+
+def test_an_objective_of_labelled_data_is_refused_for_text(transfer, corpus):
+    ended = transfer("inspect", "data=text", f"data.train={corpus}", "objective=classification")
+
+    assert ended.code == 2
+    assert "objective:" in ended.err
 
 
 # --- prepare -------------------------------------------------------------------------------------

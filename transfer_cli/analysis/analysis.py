@@ -4,12 +4,14 @@
 run. An analysis changes nothing: not the run, and not the model that the next one is called with.
 """
 
+import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from itertools import accumulate
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -131,13 +133,6 @@ class Subject:
         apply_edits(model, start.description.edits, start.tokenizer)
         return model.to(self.precision.device).eval()
 
-    def batches(self, split: Split, most: int | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield the rows of a split, from short to long: their numbers, and them on the device.
-
-        With `most`, so many of them are taken, evenly spread over the split.
-        """
-        yield from self.batches_of_rows(split, evenly_spread(len(split.data), most))
-
     def read_batches(self, split: Split, rows: Numbers) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield these rows of a split to pass them through the model, without gradients."""
         with (
@@ -157,7 +152,7 @@ class Subject:
         return evenly_spread(len(split.data), math.ceil(tokens / max(1.0, length)))
 
     def batches_of_rows(self, split: Split, rows: Numbers) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield these rows of a split; see `batches`."""
+        """Yield rows of a split, from short to long: their numbers, and them on the device."""
         lengths = getattr(split.data, "lengths", None)
         if lengths is not None:
             rows = rows[np.argsort(lengths[rows], kind="stable")]
@@ -184,6 +179,21 @@ def evenly_spread(count: int, most: int | None) -> Numbers:
     if most is None or most >= count:
         return np.arange(count)
     return np.linspace(0, count - 1, most).astype(np.int64)
+
+
+MOST_JSON = 600_000
+"""Characters of records in the JSON of an analysis, which reports read whole."""
+
+
+def records_that_fit(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the first of these records, as many as the JSON of an analysis has room for."""
+    sizes = accumulate(len(json.dumps(record, indent=2)) for record in records)
+    return [record for record, size in zip(records, sizes, strict=True) if size <= MOST_JSON]
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the content of a file that has every record, one a line."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
 
 
 class Analysis(ABC):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, Subject
+from transfer_cli.analysis.analysis import Analysis, Subject, json_lines, records_that_fit
 from transfer_cli.analysis.explained_text import (
     FEWEST_WORDS,
     Baseline,
@@ -167,7 +167,8 @@ class Attributions(Analysis):
     model the log-probability of the token that it would go on with.
 
     Args:
-        most: Texts that are explained at most, evenly spread.
+        most: Texts that are explained at most, evenly spread; all are in `texts.jsonl`, and as
+            many of the first in the JSON as it has room for.
         only_wrong: Whether they are the first ones with a wrong answer.
         label: The label whose logit is explained; None: the predicted one.
         removal: What becomes of a word that is taken away, `mask` or `delete`; None: mask, where
@@ -301,9 +302,10 @@ def _finding(
         data={
             "removal": explainer.removal,
             "baseline": explainer.baseline,
-            "texts": texts,
+            "texts": records_that_fit(texts),
             "faithfulness": table,
         },
+        files={"texts.jsonl": json_lines(texts)},
         view=FindingView("words", {"texts": texts}),
     )
 

@@ -143,7 +143,8 @@ class Embeddings(Analysis):
         split = subject.material.split(*preferred, *subject.split_names)
         counts = np.zeros(subject.tokenizer.size, np.int64)
         rows_counted = 20_000  # rows of the data in which tokens are counted, evenly spread
-        for _, batch in subject.batches(split, rows_counted):
+        rows = evenly_spread(len(split.data), rows_counted)
+        for _, batch in subject.batches_of_rows(split, rows):
             tokens_N = batch["tokens"][batch["mask"]].cpu().numpy()
             counts += np.bincount(tokens_N, minlength=len(counts))
         order = np.argsort(-counts, kind="stable")[: self.most]
@@ -202,8 +203,9 @@ def _token_vectors(
 
 def _text_vectors(subject: Subject, most: int, pooling: Pooling) -> _NamedVectors:
     """Return the vectors of texts as heads read them; of groups those of each sequence."""
-    split, task = subject.split, subject.material.task
+    split = subject.split
     texts = subject.material.texts(split)
+    task: Any = subject.material.task
     vector_of: dict[tuple[int, int], Vectors] = {}
     for numbers, batch in subject.read_batches(split, evenly_spread(len(split.data), most)):
         mask_S = batch["mask"].flatten(0, -2).any(-1).cpu().numpy()
@@ -216,9 +218,9 @@ def _text_vectors(subject: Subject, most: int, pooling: Pooling) -> _NamedVector
     encoded, rows, labels = split.encoded, [], []
     for row, _ in sorted(vector_of):
         example = int(encoded.example_of[row])
-        answers = [] if task is None else task.labels_of(encoded.examples[example])
+        answers = task.labels_of(encoded.examples[example])
         # Answers that are texts of their own group nothing.
-        labels.append(answers[0] if task and task.labels and len(answers) == 1 else "")
+        labels.append(answers[0] if task.labels and len(answers) == 1 else "")
         shown_answers = ", ".join(map(_one_line, answers[:8]))
         rows.append([_one_line(texts[example]), shown_answers, str(example)])
     vectors_ND = np.stack([vector_of[key] for key in sorted(vector_of)])

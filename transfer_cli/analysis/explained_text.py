@@ -5,6 +5,7 @@ Legend: K versions of a text, T positions, W words, C outputs, E size of an embe
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -130,7 +131,9 @@ class Explainer:
     ) -> None:
         self._subject, self._model, self._objective = subject, subject.model, subject.objective
         objective, has_mask = self._objective, subject.tokenizer.has_mask
-        if not isinstance(objective, SequenceObjective | CausalLM):
+        # Of text to text and of conversations what is written follows another layout of the text.
+        is_plain = isinstance(objective, CausalLM) and objective.direction == "causal"
+        if not isinstance(objective, SequenceObjective) and (objective.task or not is_plain):
             what = objective.task or type(objective).__name__
             raise ConfigError(
                 f"run: {subject.opened.path} was trained for {what}, and attributions explain one "
@@ -143,7 +146,7 @@ class Explainer:
         if "mask" in (removal, baseline) and not has_mask:
             key = "removal" if removal == "mask" else "baseline"
             raise ConfigError(
-                f"{key}: this tokenizer has no mask token of its own; take "
+                f"analysis.attributions.{key}: this tokenizer has no mask token of its own; take "
                 f"{'delete' if key == 'removal' else 'pad'}"
             )
 
@@ -169,11 +172,14 @@ class Explainer:
 
     def confidence(self, outputs_KC: Tensor) -> Tensor:
         """Return outputs as faithfulness is measured in: probabilities where there are some."""
-        if isinstance(self._objective, CausalLM):
+        objective = self._objective
+        if isinstance(objective, CausalLM):
             return outputs_KC.exp()
-        if isinstance(self._objective, Multilabel):
-            return outputs_KC.sigmoid()
-        return outputs_KC.softmax(1) if isinstance(self._objective, Classification) else outputs_KC
+        if isinstance(objective, Multilabel):
+            return objective.calibrated(outputs_KC).sigmoid()
+        if isinstance(objective, Classification):
+            return objective.calibrated(outputs_KC).softmax(1)
+        return outputs_KC
 
     def score_without(self, text: ExplainedText, sets: Sequence[Set[int]]) -> tuple[Tensor, Tensor]:
         """Return the explained output and its `confidence` without each set of words, `[K]`."""
@@ -272,10 +278,10 @@ class ChosenTexts:
         self._label = None if label is None else self._label_number(label)
 
     def _label_number(self, label: str) -> int:
-        labels = self._objective.info.labels
+        key, labels = "analysis.attributions.label", self._objective.info.labels
         if not labels or self._is_language_model:
-            raise ConfigError("label: this model has none to choose from; leave label out")
-        one_of("label", label, labels)
+            raise ConfigError(f"{key}: this model has none to choose from; leave it out")
+        one_of(key, label, labels)
         return labels.index(label)
 
     def __len__(self) -> int:
@@ -286,23 +292,19 @@ class ChosenTexts:
         return self._explained(evenly_spread(len(self._texts), most).tolist())
 
     def wrong_answers(self, most: int) -> Iterator[ExplainedText]:
-        """Yield the first `most` texts that are answered wrongly."""
+        """Return the first `most` texts that are answered wrongly."""
+        key = "analysis.attributions.only_wrong"
         if self._is_language_model or isinstance(self._objective, Regression):
             raise ConfigError(
-                "only_wrong: what this model says is neither right nor wrong; leave it out"
+                f"{key}: what this model says is neither right nor wrong; leave it out"
             )
         if tuple(self._subject.material.names) == (INPUT,):
             raise ConfigError(
-                "only_wrong: texts of a file have no right answers; leave it out, or name labelled "
+                f"{key}: texts of a file have no right answers; leave it out, or name labelled "
                 "data (data=)"
             )
-        count = 0
-        for text in self._explained(range(len(self._texts))):
-            if text.prediction != text.label:
-                yield text
-                count += 1
-            if count == most:
-                return
+        every = self._explained(range(len(self._texts)))
+        return islice((text for text in every if text.prediction != text.label), most)
 
     def _explained(self, rows: Sequence[int]) -> Iterator[ExplainedText]:
         explain = self._explain_next_token if self._is_language_model else self._explain_answer
@@ -342,7 +344,9 @@ class ChosenTexts:
             output = 0
         else:
             labels = objective.info.labels
-            prediction = str(task.cells(answer)[0])
+            # Also where the model is too unsure to give it.
+            said = task.said(answer)
+            prediction = said[0] if said else str(task.cells(answer)[0])
             explained = labels[output] if labels else "the value"
         mask_T = batch["mask"][0]
         row_read = TextRow(
@@ -351,5 +355,7 @@ class ChosenTexts:
             int(batch["gap"][0]) if "gap" in batch else None,
         )
         words = words_of(row_read.tokens.tolist(), subject.tokenizer, task.texts(example))
-        label = "|".join(task.labels_of(example)) or None
+        given = task.labels_of(example)
+        is_known = given or getattr(example, "label", None) is not None  # none at all may be right
+        label = "|".join(given) if is_known else None
         return ExplainedText(row, row_read, words, output, explained, prediction, label)

@@ -5,11 +5,12 @@ Legend: B examples, C sequences of an example, S sequences, L places of blocks, 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -50,13 +51,11 @@ class ReadSequence:
         kept = torch.arange(most)
         if keeps_end:
             kept[-1] = len(self.tokens) - 1
-        return ReadSequence(
-            self.example,
-            self.part,
-            self.tokens[kept],
-            {name: values[kept] for name, values in self.by_position.items()},
-            None if self.prefix is None else self.prefix.clamp(max=most),
-            self.length,
+        return replace(
+            self,
+            tokens=self.tokens[kept],
+            by_position={name: values[kept] for name, values in self.by_position.items()},
+            prefix=None if self.prefix is None else self.prefix.clamp(max=most),
         )
 
 
@@ -244,10 +243,8 @@ def _measures(
     last_S = mask_ST.sum(1) - 1
     is_separator_ST = (tokens_ST == separator) & mask_ST
     # What diagonals beside the main one lack: the first query has no token before it.
-    before_SHT = torch.zeros_like(shares_SHTT[..., 0])
-    before_SHT[..., 1:] = shares_SHTT.diagonal(-1, dim1=-2, dim2=-1)
-    after_SHT = torch.zeros_like(before_SHT)
-    after_SHT[..., :-1] = shares_SHTT.diagonal(1, dim1=-2, dim2=-1)
+    before_SHT = F.pad(shares_SHTT.diagonal(-1, dim1=-2, dim2=-1), (1, 0))
+    after_SHT = F.pad(shares_SHTT.diagonal(1, dim1=-2, dim2=-1), (0, 1))
     end_SHT = shares_SHTT[torch.arange(sequences, device=mask_ST.device), :, :, last_S]
     distance_TT = (place_T[:, None] - place_T).abs().to(shares_SHTT.dtype)
     is_later_ST, is_earlier_ST = mask_ST & (place_T > 0), place_T < last_S[:, None]

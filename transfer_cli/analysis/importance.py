@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, Subject, check_task
+from transfer_cli.analysis.analysis import Analysis, Subject, check_task, json_lines
 from transfer_cli.batch import Batch, batch_size, to_device, with_facts
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import Split, subsample
@@ -120,7 +120,7 @@ Kind = Literal["heads", "blocks", "attention", "feed_forward", "embeddings", "un
 embeddings or of the states behind each block (Li et al. 2016)."""
 
 UNIT_KINDS: tuple[Kind, ...] = ("embeddings", "units")
-"""Of these there are as many as states are wide, and scoring without each takes its time."""
+"""Of these there are as many as states are wide, too many for the JSON: they have a file."""
 
 MOST_NEEDED = 5
 """So many of them are named of each block."""
@@ -170,7 +170,10 @@ class Importance(Analysis):
         metric = next(candidate for candidate in declared if candidate.name in whole)
         if not math.isfinite(whole[metric.name]):
             raise NotFiniteError(f"{split.name}: {metric.name}")
-        scorer = Scorer(subject, split, metric, whole)
+        # Of vectors that are compared, the squared error stands for it.
+        losses = ("loss", *(own.name for own in subject.objective.declared_metrics()))
+        loss = next(name for name in losses if name in whole)
+        scorer = Scorer(subject, split, metric, loss, whole)
         gradients = head_gradients(
             subject.model, subject.objective, split,
             batch=subject.batch, precision=subject.precision,
@@ -180,9 +183,7 @@ class Importance(Analysis):
         entries: dict[Kind, list[Entry]] = {kind: [] for kind in self.left_out}
         with progress("leaving out", len(places), "parts") as more:
             for kind, place in places:
-                is_unit = kind in UNIT_KINDS
-                falls = scorer.without_unit(**place) if is_unit else scorer.without(kind, **place)
-                entries[kind].append({**place, **falls})
+                entries[kind].append({**place, **scorer.without(kind, **place)})
                 more(1)
         curve = self._pruning_curve(scorer, importance) if self.prune else []
         return _finding(scorer, np.abs(gradients).mean(0), importance, entries, curve)
@@ -214,32 +215,37 @@ def _parts(subject: Subject, kinds: Sequence[Kind]) -> Iterator[tuple[Kind, dict
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores the model without some of its parts."""
+    """Scores the model without some of its parts.
+
+    Args:
+        loss: What the loss is called among the measures.
+    """
 
     subject: Subject
     split: Split
     metric: Metric
+    loss: str
     whole: Mapping[str, float]
 
-    def without(self, kind: Kind, layer: int, head: int | None = None) -> dict[str, float | None]:
+    def without(
+        self, kind: Kind, *, layer: int = 0, head: int | None = None, unit: int | None = None
+    ) -> dict[str, float | None]:
         """Return measure and loss of the whole model, minus those without a part."""
-        heads = head_ones(self.subject.model.backbone)
-        if head is not None:
-            heads[layer, head] = 0
-        measures = self.measures(
-            heads,
-            without_attention=frozenset({layer} if kind in ("blocks", "attention") else ()),
-            without_feed_forward=frozenset({layer} if kind in ("blocks", "feed_forward") else ()),
-        )
-        return self._differences(measures)
-
-    def without_unit(self, unit: int, layer: int | None = None) -> dict[str, float | None]:
-        """Return the same of a unit of the states behind a block; None: of the embeddings."""
-        with zero_unit(self.subject.model.backbone, unit, layer):
-            return self._differences(evaluate_subject(self.subject, self.split).measures)
-
-    def _differences(self, measures: Mapping[str, float]) -> dict[str, float | None]:
-        names = {"measure": self.metric.name, "loss": "loss"}
+        backbone = self.subject.model.backbone
+        if unit is None:
+            heads = head_ones(backbone)
+            if head is not None:
+                heads[layer, head] = 0
+            part = set_gates(
+                backbone, heads,
+                without_attention={layer} if kind in ("blocks", "attention") else frozenset(),
+                without_feed_forward={layer} if kind in ("blocks", "feed_forward") else frozenset(),
+            )  # fmt: skip
+        else:
+            part = zero_unit(backbone, unit, None if kind == "embeddings" else layer)
+        with part:
+            measures = evaluate_subject(self.subject, self.split).measures
+        names = {"measure": self.metric.name, "loss": self.loss}
         return {
             key: _finite(self.whole.get(name, math.nan) - measures.get(name, math.nan))
             for key, name in names.items()
@@ -249,11 +255,7 @@ class Scorer:
         """Return the measures without some heads, numbered through all blocks."""
         heads = head_ones(self.subject.model.backbone)
         heads.view(-1)[torch.from_numpy(numbers)] = 0
-        return self.measures(heads)
-
-    def measures(self, heads: Tensor, **without: frozenset[int]) -> Mapping[str, float]:
-        """Return the measures of the model with these factors; see `model.probes.set_gates`."""
-        with set_gates(self.subject.model.backbone, heads, **without):
+        with set_gates(self.subject.model.backbone, heads):
             return evaluate_subject(self.subject, self.split).measures
 
 
@@ -267,7 +269,7 @@ def _pruning_point(
     more(len(orders))
     # A correlation is none where all answers are equal.
     measures = [_finite(score.get(scorer.metric.name, math.nan)) for score in scores]
-    losses = [_finite(score["loss"]) for score in scores]
+    losses = [_finite(score[scorer.loss]) for score in scores]
     return {
         "share": count / len(orders[0]),
         "heads": count,
@@ -300,10 +302,11 @@ def _finding(
     entries: Mapping[Kind, list[Entry]],
     curve: Sequence[Entry],
 ) -> Finding:
-    measure, counts = scorer.metric.name, scorer.split.counts()
+    measure, loss, counts = scorer.metric.name, scorer.loss, scorer.split.counts()
     residual = scorer.subject.model.backbone.shape.residual
     norms = f" The norms of residual={residual} stay." if residual in _KEEPS_NORMS else ""
     better = "higher" if scorer.metric.higher_is_better else "lower"
+    units = [entry for kind in UNIT_KINDS for entry in entries.get(kind, [])]
     parts = [
         [_part_name(kind, entry), entry["measure"], entry["loss"]]
         for kind, of_kind in entries.items()
@@ -316,18 +319,18 @@ def _finding(
     pruned = [[round(100 * point["share"]), point["measure"], point["random"]] for point in curve]
     return Finding(
         "Importance of heads and blocks",
-        f"The table has {measure} ({better} is better) and loss of the model, minus those without "
-        "the part; a part whose loss is below 0 there is needed most. Importance of heads is the "
-        "mean over examples of the absolute derivative of the loss by a factor of the head, "
-        f"divided by the l2 norm of its block.{norms}",
+        f"The table has {measure} ({better} is better) and {loss} of the model, minus those "
+        f"without the part; a part whose {loss} is below 0 there is needed most. Importance of "
+        f"heads is the mean over examples of the absolute derivative of the {loss} by a factor of "
+        f"the head, divided by the l2 norm of its block.{norms}",
         {
             "split": scorer.split.name, counts["unit"]: counts["scored"],
-            measure: scorer.whole[measure], "loss": scorer.whole["loss"],
+            measure: scorer.whole[measure], loss: scorer.whole[loss],
         },
         [
-            FindingTable(["without", f"{measure}, difference", "loss, difference"], parts),
+            FindingTable(["without", f"{measure}, difference", f"{loss}, difference"], parts),
             FindingTable(columns, pruned, "Without several heads, the least important first"),
-            *_unit_tables(entries),
+            *_unit_tables(units),
         ],
         dict(_charts(measure, importance, entries, curve)),
         data={
@@ -335,23 +338,24 @@ def _finding(
             "higher_is_better": scorer.metric.higher_is_better,
             "heads": importance.tolist(),
             "gradient": gradient.tolist(),
-            "left_out": entries,
+            "left_out": {kind: entries[kind] for kind in entries if kind not in UNIT_KINDS},
             "pruning": curve,
         },
+        files={"units.jsonl": json_lines(units)} if units else {},
     )  # fmt: skip
 
 
-def _unit_tables(entries: Mapping[Kind, list[Entry]]) -> Iterator[FindingTable]:
+def _unit_tables(units: Sequence[Entry]) -> Iterator[FindingTable]:
     """Yield the table of the units without which the loss rises most, by where they are."""
     falls = defaultdict(list)
-    for entry in (entry for kind in UNIT_KINDS for entry in entries.get(kind, [])):
+    for entry in units:
         fall = -math.inf if entry["loss"] is None else entry["loss"]
         falls[entry.get("layer")].append((fall, entry["unit"]))
     rows: list[list[Any]] = []
-    for layer, units in falls.items():
-        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(units)[:MOST_NEEDED])
+    for layer, of_layer in falls.items():
+        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(of_layer)[:MOST_NEEDED])
         of = "embeddings" if layer is None else f"block {layer}"
-        rows.append([of, most, -float(np.median([fall for fall, _ in units]))])
+        rows.append([of, most, -float(np.median([fall for fall, _ in of_layer]))])
     if rows:
         columns = ["of", "needed most (and how far the loss rises without it)", "median of all"]
         yield FindingTable(columns, rows, "Without a single unit")

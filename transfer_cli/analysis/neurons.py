@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Analysis, Subject
+from transfer_cli.analysis.analysis import MOST_JSON, Analysis, Subject, json_lines
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError, at_least, between
@@ -229,8 +229,6 @@ class Neurons(Analysis):
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
         )
-        records = map(units.unit_record, units.all())
-        every = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         return Finding(
             "Units of the feed-forward layers",
             summary,
@@ -253,7 +251,7 @@ class Neurons(Analysis):
                 "properties": properties_of,
                 "units": _with_fewer_contexts(list(shown.values())),
             },
-            files={"units.jsonl": every.encode()},
+            files={"units.jsonl": json_lines(map(units.unit_record, units.all()))},
         )
 
     def _chosen_blocks(self, depth: int) -> list[int]:
@@ -365,8 +363,7 @@ class _UnitStatistics:
 def _with_fewer_contexts(units: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return units with as many contexts as there is room for in the JSON."""
     fitting, kept = list(units), max((len(unit["contexts"]) for unit in units), default=0)
-    most_json = 600_000  # characters of the units in the JSON; they lose contexts until they fit
-    while kept > 1 and len(json.dumps(fitting)) > most_json:
+    while kept > 1 and len(json.dumps(fitting)) > MOST_JSON:
         kept //= 2
         fitting = [unit | {"contexts": unit["contexts"][:kept]} for unit in units]
     return fitting

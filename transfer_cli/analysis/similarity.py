@@ -80,13 +80,11 @@ class ComparedTexts:
         parts, numbers = list[Tensor](), list[Tensor]()
         for rows, batch, states in _read_states(subject, _first_rows(subject)[self.examples]):
             mask_ST = batch["mask"].flatten(0, -2)
-            there_S = real_sequences(batch) if batch["mask"].dim() > 2 else slice(None)
-            vectors = [
-                pool(state, mask_ST, self.pooling)[there_S].float().cpu() for state in states
-            ]
-            parts.append(torch.stack(vectors))
+            there_S = real_sequences(batch)
+            vectors = [pool(state, mask_ST, self.pooling)[there_S].float() for state in states]
+            parts.append(torch.stack(vectors).cpu())
             of_S = torch.from_numpy(rows).repeat_interleave(len(mask_ST) // len(rows))
-            numbers.append(of_S[there_S.cpu() if isinstance(there_S, Tensor) else there_S])
+            numbers.append(of_S[there_S.cpu()])
         # Each model reads them from short to long, by its own tokens.
         return torch.cat(parts, dim=1)[:, torch.cat(numbers).argsort(stable=True)]
 

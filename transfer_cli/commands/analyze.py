@@ -1,6 +1,6 @@
 """`transfer analyze`: what is in a model, by one analysis or several."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -285,21 +285,16 @@ def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -
         )
 
     def encode(split: str) -> Split:
-        return _encode_examples(examples, task, opened)
+        direction = direction_of(start.description.shape)
+        encoded = task.encode(examples, start.tokenizer, opened.length, direction)
+        return Split(
+            INPUT,
+            encoded,
+            order=np.argsort(encoded.lengths, kind="stable"),
+            example_of=encoded.example_of if len(encoded) > len(examples) else None,
+            unit="examples",
+            num_cut=encoded.num_cut,
+            shown=lambda number: task.texts(examples[number])[0],
+        )
 
     return Material(name, (INPUT,), task, encode)
-
-
-def _encode_examples(examples: Sequence[Any], task: Task, opened: OpenedModel) -> Split:
-    start = opened.start
-    direction = direction_of(start.description.shape)
-    encoded = task.encode(examples, start.tokenizer, opened.length, direction)
-    return Split(
-        INPUT,
-        encoded,
-        order=np.argsort(encoded.lengths, kind="stable"),
-        example_of=encoded.example_of if len(encoded) > len(examples) else None,
-        unit="examples",
-        num_cut=encoded.num_cut,
-        shown=lambda number: task.texts(examples[number])[0],
-    )

@@ -11,7 +11,13 @@ import numpy as np
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, PreparedData, build_source, encode_whole_texts
 from transfer_cli.assembly.init_from import choose_chat_template, choose_tokenizer, open_start
-from transfer_cli.assembly.losses import objective_options
+from transfer_cli.assembly.losses import (
+    RequestedLoss,
+    check_task,
+    objective_options,
+    with_direction,
+)
+from transfer_cli.assembly.model import build_model
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
@@ -25,13 +31,14 @@ from transfer_cli.data.sentence_pairs import SentencePairs
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.model.meta_device import without_weights
+from transfer_cli.objectives.base import Loss, Objective, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.safe_files import in_one_line
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.terminal import print_line
 
-STAND_IN_SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
+STAND_IN_SHAPE = BackboneShape(64, 4, 1, 64, 128, direction="bidirectional")
 """Stands in where no model is chosen: blocks of 128 tokens."""
 
 
@@ -45,6 +52,7 @@ def inspect(config: InspectConfig) -> None:
     place = DataPlace(config.data_dir, config.seed)
     chosen = choose_tokenizer(config.tokenizer, start, fresh)
     if isinstance(source, TaskData):
+        shape = with_direction(shape, {})
         data = source.load(place.folder, place.seed)
         tokenizer = datasets.task_tokenizer(data, chosen)
         task = datasets.task_of_data(data).written_by(
@@ -53,29 +61,40 @@ def inspect(config: InspectConfig) -> None:
         prepared = datasets.prepare_task(data, source.length, tokenizer, shape, known=task)
         _print_labelled(data, prepared, tokenizer, config.samples)
         return
-    objective: Objective = CausalLM()
-    if config.objective is not None:
-        objective = build(objective_options(config.objective, "objective"), "objective", Objective)
-    if start is None and source.pairs is None and objective.direction is not None:
+    objective = _objective(config)
+    loss = RequestedLoss(objective)
+    check_task("main", loss, None)
+    if fresh is not None and start is None:
+        shape = with_direction(shape, {"main": loss})
+    elif start is None and source.pairs is None and objective.direction is not None:
         shape = replace(shape, direction=objective.direction)
     lines = None if start is None else start.lines
     prepared, tokenizer = datasets.prepare_text(source, place, shape, chosen, lines=lines)
     objective.setup(TaskInfo(tokenizer))
+    with without_weights():  # of which an objective may take what fits into a model
+        build_model(shape, tokenizer.size, [Loss("main", objective)], config.seed)
     for name, split in prepared.splits.items():
         if isinstance(split.data, SentencePairs):
             print_line(f"{name}: {split.data.describe()}")
-            for number in range(min(config.samples, len(split.data))):
-                batch = split.data.batch(np.array([number]))
-                pieces = tokenizer.pieces(batch["tokens"][0].tolist())
-                print_line(f"  {int(batch['pair'])}: {' '.join(pieces)}")
         if isinstance(split.data, TextBlocks):
             _print_summary(name, split.data)
-            for number in range(min(config.samples, len(split.data))):
-                batch = split.data.batch(np.array([number]))
-                noise = ExampleNoise(config.seed, "inspect")
-                _print_block(objective.prepare(batch, noise), batch, tokenizer)
+        for number in range(min(config.samples, len(split.data))):
+            batch = split.data.batch(np.array([number]))
+            if "pair" in batch:
+                pieces = tokenizer.pieces(batch["tokens"][0].tolist())
+                print_line(f"  {int(batch['pair'])}: {' '.join(pieces)}")
+                continue
+            noise = ExampleNoise(config.seed, "inspect")
+            _print_block(objective.prepare(batch, noise), batch, tokenizer)
     read = replace(source, lines=prepared.lines)
     _print_repeated_lines(read.splits(place.folder, place.seed))
+
+
+def _objective(config: InspectConfig) -> Objective:
+    """Return the objective that text is shown for; by default each token tells the next."""
+    if config.objective is None:
+        return CausalLM()
+    return build(objective_options(config.objective, "objective"), "objective", Objective)
 
 
 def _fresh_shape(config: PrepareConfig) -> BackboneShape | None:
@@ -143,12 +162,14 @@ def _print_repeated_lines(raw: Mapping[str, TextSplit]) -> None:
 
 
 def _print_block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
-    tokens, target = prepared["tokens"][0].tolist(), prepared["target"][0].tolist()
     text = tokenizer.decode(batch["tokens"][0].tolist())
     print_line(f"  text     {in_one_line(text)}")
-    print_line(f"  tokens   {' '.join(tokenizer.pieces(tokens))}")
-    named = (tokenizer.pieces([t])[0] if t != IGNORE else "." for t in target)
-    print_line(f"  targets  {' '.join(named)}")
+    names = {"source": "tokens_source", "tokens": "tokens", "targets": "target"}
+    for name, key in names.items():
+        if key in prepared:
+            tokens = prepared[key][0].tolist()
+            named = (tokenizer.pieces([t])[0] if t != IGNORE else "." for t in tokens)
+            print_line(f"  {name:8s} {' '.join(named)}")
 
 
 def _print_lengths(lengths: np.ndarray) -> None:

@@ -4,7 +4,7 @@ Legend: B batch, H heads, T positions, L places, F units, N real tokens, E size 
 """
 
 import sys
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import cycle
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from transfer_cli.model.attention import Gates, Probe
 from transfer_cli.model.backbone import Backbone
@@ -99,8 +100,9 @@ def replace_embeddings(backbone: Backbone, embeddings_BTE: Tensor) -> AbstractCo
     return set_probe(backbone, embeddings=replacement)
 
 
-@contextmanager
-def watch_units(backbone: Backbone, look: Callable[[int, Tensor], None]) -> Iterator[None]:
+def watch_units(
+    backbone: Backbone, look: Callable[[int, Tensor], None]
+) -> AbstractContextManager[None]:
     """Hand over the feed-forward units of every place of each pass, and keep none.
 
     Units are what the down projection reads: after their activation, gated ones multiplied by their
@@ -116,17 +118,12 @@ def watch_units(backbone: Backbone, look: Callable[[int, Tensor], None]) -> Iter
         look(next(places), inputs[0])
 
     downs: list[nn.Module] = [block.feed_forward.output for block in backbone.blocks]  # type: ignore[union-attr,misc]
-    hooks = [down.register_forward_pre_hook(keep) for down in downs]
-    try:
-        with _uncompiled():
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return _until_removed([down.register_forward_pre_hook(keep) for down in downs])
 
 
-@contextmanager
-def zero_unit(backbone: Backbone, unit: int, place: int | None = None) -> Iterator[None]:
+def zero_unit(
+    backbone: Backbone, unit: int, place: int | None = None
+) -> AbstractContextManager[None]:
     """Put 0 in place of one number of each token's state while the context is active.
 
     Source: Li et al. 2016, section 3.
@@ -140,18 +137,20 @@ def zero_unit(backbone: Backbone, unit: int, place: int | None = None) -> Iterat
         return state_BTD.index_fill(-1, torch.tensor([unit], device=state_BTD.device), 0)
 
     if place is None:
-        with set_probe(backbone, embeddings=without):
-            yield
-        return
+        return set_probe(backbone, embeddings=without)
     depth, places = backbone.shape.depth, cycle(range(backbone.shape.depth))
 
     def at_place(module: nn.Module, inputs: Any, state_BTD: Tensor) -> Tensor | None:
         return without(state_BTD) if next(places) == place else None
 
     if place == depth - 1 and backbone.shape.has_final_norm:
-        hooks = [backbone.final_norm.register_forward_hook(lambda *passed: without(passed[2]))]
-    else:
-        hooks = [block.register_forward_hook(at_place) for block in backbone.blocks]
+        norm = backbone.final_norm
+        return _until_removed([norm.register_forward_hook(lambda *passed: without(passed[2]))])
+    return _until_removed([block.register_forward_hook(at_place) for block in backbone.blocks])
+
+
+@contextmanager
+def _until_removed(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
     try:
         with _uncompiled():
             yield

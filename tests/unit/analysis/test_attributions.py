@@ -1,5 +1,9 @@
 """Legend: K points, T positions, W words, E size of an embedding, C classes."""
 
+import json
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,15 +21,26 @@ from transfer_cli.analysis.attributions import (
     integrated_gradients,
 )
 from transfer_cli.analysis.explained_text import ChosenTexts, Explainer, words_of
-from transfer_cli.analysis.importance import Importance, head_gradients, head_importance
+from transfer_cli.analysis.importance import (
+    Importance,
+    evaluate_subject,
+    head_gradients,
+    head_importance,
+)
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.probes import head_ones, set_gates
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.tasks.chat.task import SupervisedChat
 from transfer_cli.tasks.choice.task import MultipleChoice
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.multilabel import Multilabel, MultilabelTask
+from transfer_cli.tasks.similarity.contrastive import Contrastive
+from transfer_cli.tasks.similarity.task import SimilarityTask
+from transfer_cli.tasks.text_to_text.task import PrefixLM
 
 TEXTS = ("a cat sat", "the cat ate a hat", "that hat", "the tea at the sea", "eat the heat")
 TASK = ClassificationTask(("even", "odd"))
@@ -33,17 +48,19 @@ EXAMPLES = [Example(text, number % 2) for number, text in enumerate(TEXTS)]
 TOKENIZER = subjects.tokenizer_of(TEXTS)
 
 
-def looked_at(objective=None, *, change=lambda model: None, direction="bidirectional", **changes):
+def looked_at(
+    objective=None, *, change=lambda model: None, direction="bidirectional", task=TASK, **changes
+):
     """Return a classifier of the texts, which `change` is done to."""
     objective = objective or Classification(pooling="mean", dropout=0.0)
     model = tiny.model(objective, direction=direction, **changes)
-    objective.setup(TaskInfo(TOKENIZER, TASK.labels, task=TASK))
+    objective.setup(TaskInfo(TOKENIZER, TASK.labels, task=task))
     if isinstance(objective, Classification):
         model.heads = nn.ModuleDict(objective.modules(model.backbone))
     tiny.lively(model)
     change(model)
     data = TASK.encode(EXAMPLES, TOKENIZER, 32, direction)
-    return subjects.subject(model, objective, data, TASK, TOKENIZER)
+    return subjects.subject(model, objective, data, task, TOKENIZER)
 
 
 def bag_of_embeddings(model):
@@ -182,16 +199,43 @@ def test_faithfulness_is_how_much_less_sure_a_model_is():
     assert values[0, 1, 4] == pytest.approx(float(sure[0] - sure[3]), abs=1e-6)
 
 
-def test_only_wrong_answers_are_chosen():
-    subject = looked_at()
+def test_a_model_is_as_sure_as_its_answers_say():
+    explainer, text, _ = of_text(looked_at(task=replace(TASK, fitted={"temperature": 3.0})))
+
+    _, (share,) = explainer.score_without(text, [frozenset()])
+
+    with torch.no_grad():
+        logits_C = explainer.outputs(explainer.batch_of([text.row]))[0]
+    assert float(share) == pytest.approx(float((logits_C / 3).softmax(0)[text.output]), abs=1e-6)
+
+
+@pytest.mark.parametrize("fitted", [{}, {"abstain_below": 1.0}], ids=str)
+def test_only_wrong_answers_are_chosen(fitted):
+    subject = looked_at(task=replace(TASK, fitted=fitted))
 
     result = Attributions(most=2, only_wrong=True, faithfulness=0)(subject)
-    every = Attributions(faithfulness=0)(subject).data["texts"]
+    every = Attributions(faithfulness=0)(looked_at()).data["texts"]
 
     wrong = [answer for answer in every if answer["label"] != answer["prediction"]]
     assert 0 < len(wrong) < len(every)
     assert result.data["texts"] == wrong[:2]
     assert result.data["faithfulness"] == []
+
+
+def test_that_a_text_has_no_label_may_be_right():
+    task, examples = MultilabelTask.sample()
+    objective = Multilabel(pooling="mean")
+    model = lively(objective)
+    objective.setup(TaskInfo(TOKENIZER, task.labels, task=task))
+    model.heads = nn.ModuleDict(objective.modules(model.backbone)).eval()
+    with torch.no_grad():
+        model.heads["class"].linear.bias.fill_(-100.0)
+    data = task.encode(examples, TOKENIZER, 32, "bidirectional")
+    subject = subjects.subject(model, objective, data, task, TOKENIZER)
+
+    result = Attributions(only_wrong=True, faithfulness=0)(subject)
+
+    assert [text["example"] for text in result.data["texts"]] == [0, 1, 3]
 
 
 def test_a_causal_language_model_says_what_it_goes_on_with():
@@ -204,6 +248,25 @@ def test_a_causal_language_model_says_what_it_goes_on_with():
     assert text["label"] is None
     assert text["output"] <= 0
     assert len(data["faithfulness"]) == 4
+
+
+@pytest.mark.parametrize("objective", [PrefixLM(corrupt=0.3), PrefixLM(), SupervisedChat()])
+def test_what_is_written_after_another_layout_than_a_prompts_is_not_explained(objective):
+    subject = looked_at(CausalLM(), direction="causal")
+
+    with pytest.raises(ConfigError, match=r"^run:"):
+        Explainer(replace(subject, opened=replace(subject.opened, objective=objective)))
+
+
+def test_texts_for_which_the_json_has_no_room_are_in_a_file(monkeypatch):
+    monkeypatch.setattr("transfer_cli.analysis.analysis.MOST_JSON", 1500)
+
+    result = Attributions(faithfulness=0)(looked_at())
+
+    every = list(map(json.loads, result.files["texts.jsonl"].splitlines()))
+    shown = result.data["texts"]
+    assert 0 < len(shown) < len(every) == len(TEXTS)
+    assert shown == every[: len(shown)]
 
 
 def test_two_analyses_find_the_same_and_leave_the_model_as_it_was():
@@ -385,12 +448,14 @@ def test_a_unit_that_is_left_out_is_0_in_every_state(kind):
 
     result = given(subjects.subject(model, objective, DATA))
 
-    units = result.data["left_out"]["units"]
+    assert result.data["left_out"] == {}
+    written = list(map(json.loads, result.files["units.jsonl"].splitlines()))
+    units = [entry for entry in written if "layer" in entry]
     width, depth = model.backbone.shape.width, model.backbone.shape.depth
     assert [(e["layer"], e["unit"]) for e in units] == [
         (layer, unit) for layer in range(depth) for unit in range(width)
     ]
-    embeddings = result.data["left_out"]["embeddings"]
+    embeddings = [entry for entry in written if "layer" not in entry]
     assert len(embeddings) == kind.get("embedding_width", width)
     assert "embeddings" in result.tables[-1].rows[0]
     # The same by weights: nobody writes a dimension of the table, nobody reads the last state's.
@@ -416,6 +481,23 @@ def test_a_language_model_is_judged_by_perplexity():
     assert content["measure"] == "token_perplexity"
     assert len(content["left_out"]["blocks"]) == 3
     assert content["pruning"] == []
+
+
+def test_vectors_that_are_compared_are_judged_by_the_error_of_their_cosines():
+    task, examples = SimilarityTask.sample()
+    data = task.encode(examples, TOKENIZER, 32, "bidirectional")
+    objective = Contrastive()
+    model = lively(objective)
+    objective.setup(TaskInfo(TOKENIZER, task=task))
+
+    given = subjects.subject(model, objective, data, task, TOKENIZER)
+    content = Importance(left_out=["blocks"], random_orders=1)(given).as_json()
+
+    first, last = content["pruning"][0], content["pruning"][-1]
+    assert first["loss"] == content["values"]["mse"]
+    with set_gates(model.backbone, torch.zeros(3, 2)):
+        assert last["loss"] == evaluate_subject(given, given.split).measures["mse"]
+    assert all(math.isfinite(entry["loss"]) for entry in content["left_out"]["blocks"])
 
 
 def test_two_rankings_are_the_same_and_leave_the_model_as_it_was():

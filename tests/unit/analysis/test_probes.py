@@ -1,6 +1,8 @@
 """Legend: N units, K layers, D width, C labels, S seeds."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tests import subjects, tiny
 from transfer_cli.analysis.probes import linear, mlp
 from transfer_cli.analysis.probes.layer_probes import baselines, relabelled, scores
 from transfer_cli.analysis.probes.linear import fit_probe, learn_shares
-from transfer_cli.analysis.probes.sought import surface_task
+from transfer_cli.analysis.probes.sought import Sought, bag_of_words_accuracy, surface_task
 from transfer_cli.analysis.probes.states import (
     LayersRead,
     Probed,
@@ -22,10 +24,12 @@ from transfer_cli.analysis.probes.states import (
     standardise,
 )
 from transfer_cli.batch import IGNORE
+from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.tasks.classification import ClassificationTask
 
 ALL = LayersRead((0, 1, 2, 3), "mean", 1000)
 
@@ -310,6 +314,30 @@ def test_of_many_units_some_are_taken_from_all_over_the_split(subject):
 
     rows = np.linspace(0, 29, 10).astype(int)
     assert probed.label.tolist() == [split.labels[row] for row in rows]
+
+
+class CountsTexts(ClassificationTask):
+    """Says of its model on words what it was given."""
+
+    def right_by_words(self, train, scored):
+        self.fitted["given"] = [train, scored]
+        return len(train)
+
+
+def test_the_model_on_words_learns_from_the_texts_that_probes_learn_from(subject):
+    encoded = SimpleNamespace(examples=[Example(str(row), 0) for row in range(30)])
+    split = sought(subject)
+    split = replace(split, split=replace(split.split, without_states=encoded))
+    splits = {"train": split, "scored": split}
+    task = CountsTexts(tiny.LABELS)
+    parts = read_parts(subject, subject.model, splits, LayersRead((0,), "mean", 10))
+
+    share = bag_of_words_accuracy(Sought(tiny.LABELS, splits), parts, task)
+
+    train, scored = task.fitted["given"]
+    assert [int(text.text) for text in scored] == np.linspace(0, 29, 10).astype(int).tolist()
+    assert {text.text for text in train} < {text.text for text in scored}
+    assert (len(train), share) == (9, 0.9)
 
 
 def test_a_tenth_of_training_chooses_where_nothing_else_is_left(subject):

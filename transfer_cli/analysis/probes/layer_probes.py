@@ -257,7 +257,8 @@ class Probes(Analysis):
         selection = LayersRead(layers, self.pooling, self.most)
         parts = read_parts(subject, subject.model, sought.splits, selection)
         task = None if self.task else subject.material.task
-        base = baselines(parts, classes, bag_of_words_accuracy(sought, task) if controls else None)
+        by_words = bag_of_words_accuracy(sought, parts, task) if controls else None
+        base = baselines(parts, classes, by_words)
         units = {name: len(part) for name, part in parts.items()}
         entries = list(self._probe_layers(parts, None, layers, classes, seed))
         mix, relabelled_parts = None, parts

@@ -44,7 +44,7 @@ class LinearProbe:
         bias: `[C]`.
         strength: The L2 penalty that was chosen.
         gradient: The largest entry of the gradient where it was stopped.
-        chosen_by: Its loss on the units that chose the strength.
+        selection_loss: Its loss on the units that chose the strength.
     """
 
     weight: Tensor
@@ -174,7 +174,7 @@ def learn_shares(train: Probed, validation: Probed, classes: int, seed: int) -> 
 
     Args:
         train: Standardised states `[N, K, D]`.
-        stopped_on: Others, which stop it.
+        validation: Others, which stop it.
     """
     layers, width = train.states.shape[1:]
     raw_K = torch.zeros(layers, requires_grad=True)

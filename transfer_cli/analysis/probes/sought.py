@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from transfer_cli.analysis.analysis import Subject
-from transfer_cli.analysis.probes.states import PARTS, SoughtSplit
+from transfer_cli.analysis.probes.states import PARTS, Parts, SoughtSplit
 from transfer_cli.assembly.model import direction_of
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
@@ -167,14 +167,20 @@ def _splits(subject: Subject) -> dict[str, Split]:
     return splits
 
 
-def bag_of_words_accuracy(sought: Sought, task: Task | None) -> float | None:
+def bag_of_words_accuracy(sought: Sought, parts: Parts, task: Task | None) -> float | None:
     """Return the share of scored texts that a linear model on words answers rightly.
 
-    None: there is no such model of what was looked for.
+    It learns from the texts that probes learn from. None: there is no such model of what was
+    looked for.
     """
-    train, scored = (sought.splits[name].split.encoded for name in ("train", "scored"))
-    right = None if task is None else task.right_by_words(train.examples, scored.examples)
-    return None if right is None else right / len(scored.examples)
+    if task is None or sought.is_by_word:
+        return None
+    train, scored = (
+        [sought.splits[name].split.encoded.examples[at] for at in parts[name].number.tolist()]
+        for name in ("train", "scored")
+    )
+    right = task.right_by_words(train, scored)
+    return None if right is None else right / len(scored)
 
 
 def surface_labels(subject: Subject, kind: SurfaceTask) -> Sought:
@@ -189,11 +195,13 @@ def surface_labels(subject: Subject, kind: SurfaceTask) -> Sought:
     splits = {}
     for name, examples in data.splits.items():
         if not examples:
-            raise DataError(f"analysis.probes.task: no text of {name} can be asked its {kind}")
+            raise DataError(
+                f"analysis.probes.task: too few texts can be asked their {kind}; show it more, by "
+                "input=FILE or data="
+            )
         encoded = data.task.encode(examples, start.tokenizer, subject.opened.length, direction)
-        splits[name] = Split(name, encoded)
-    labelled = {name: _labelled(split) for name, split in splits.items()}
-    return _checked(Sought(data.task.labels, labelled))
+        splits[name] = _labelled(Split(name, encoded))
+    return _checked(Sought(data.task.labels, splits))
 
 
 def _texts(subject: Subject) -> dict[str, Sequence[str]]:

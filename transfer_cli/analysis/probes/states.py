@@ -5,12 +5,12 @@ Legend: B batch, T positions, N units (texts or words), K layers, D width.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from transfer_cli.analysis.analysis import Subject
+from transfer_cli.analysis.analysis import Subject, evenly_spread
 from transfer_cli.batch import rows_with_word
 from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError
@@ -58,11 +58,13 @@ class Probed:
         states: `[N, K, D]`, or of one layer `[N, D]`; float32.
         label: `[N]`.
         words: The words; None: the units are texts.
+        number: The number of each in its split, `[N]`; empty: they are of none.
     """
 
     states: Tensor
     label: Tensor
     words: Sequence[str] | None = None
+    number: Tensor = field(default_factory=lambda: torch.arange(0))
 
     def __len__(self) -> int:
         return len(self.label)
@@ -74,7 +76,8 @@ class Probed:
     def select(self, numbers: Tensor) -> "Probed":
         """Return the units with these numbers."""
         words = None if self.words is None else [self.words[at] for at in numbers.tolist()]
-        return Probed(self.states[numbers], self.label[numbers], words)
+        number = self.number[numbers] if len(self.number) else self.number
+        return Probed(self.states[numbers], self.label[numbers], words, number)
 
     def mix_layers(self, share_K: Tensor) -> "Probed":
         """Return the same units with the weighted mean of their layers, `[N, 1, D]`."""
@@ -124,7 +127,7 @@ def read_states(
     taken = rows if units <= most else max(1, rows * most // units)
     numbers, portions = list[Tensor](), list[Tensor]()
     with progress("states", taken, "rows") as more, torch.no_grad():
-        for row, batch in subject.batches(sought.split, taken):
+        for row, batch in subject.batches_of_rows(sought.split, evenly_spread(rows, taken)):
             with subject.precision.context():
                 every = Encoding(model, batch).states
                 kept = [every[layer] for layer in selection.layers]
@@ -147,7 +150,7 @@ def read_states(
             f"run: states of {subject.opened.path} are not finite, so nothing can learn from them; "
             "try precision=fp32"
         )
-    return Probed(states[order_N], label_N, words)
+    return Probed(states[order_N], label_N, words, number_N)
 
 
 def standardise(parts: Parts) -> None:
