@@ -317,7 +317,10 @@ def _reopening_facts(
     description = replace(start.description, tokenizer_hash=tokenizer.hash, edits={}, base=None)
     if start.published is not None:
         description = replace(description, lines=start.lines, pairs=not start.reads_lines)
-    facts = {"model": asdict(description), "segments": ours.shape.segments}
+    facts = {
+        "model": asdict(description), "segments": ours.shape.segments,
+        "template": start.tokenizer.template,
+    }  # fmt: skip
     return {**facts, "mean": unit[0], "scale": unit[1]}
 
 
