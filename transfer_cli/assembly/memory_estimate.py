@@ -137,12 +137,11 @@ def memory_parts(
 def _num_averages(blueprint: Blueprint) -> int:
     """Return how many numbers the optimizer keeps of all weights that ever train."""
     kind = class_of(blueprint.config.optimizer, "optimizer")
-    parameters, ever = dict(blueprint.model.named_parameters()), blueprint.course.ever_trains
-    count = 0
+    keeps_two = kind.__name__.endswith(("Adam", "AdamW"))
+    parameters, count = dict(blueprint.model.named_parameters()), 0
     for group in blueprint.network.groups:
-        for name in ever.intersection(group.parameters):
+        for name in blueprint.course.ever_trains.intersection(group.parameters):
             weight = parameters[name]
             by_muon = kind is MuonWithAdamW and uses_muon(weight, {"layer": group.name})
-            two = kind.__name__.endswith(("Adam", "AdamW")) and not by_muon
-            count += weight.numel() * (2 if two else 1)
+            count += weight.numel() * (2 if keeps_two and not by_muon else 1)
     return count

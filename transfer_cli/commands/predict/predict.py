@@ -79,7 +79,7 @@ def predict(config: PredictConfig) -> None:
         open_one, choose = _opener_and_chooser(config, files[0], ensemble, submission)
         path = _output_path(config, files[0], submission)
         most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
-        summary = AnswerSummary(ensemble.task, *ensemble.training_labels)
+        summary = AnswerSummary(ensemble.task, *ensemble.first.training_labels)
         tables: list[Skipped] = []
         with (
             reading.open_inputs(files, open_one, choose) as (chosen, inputs),
@@ -223,7 +223,7 @@ def _wanted_columns(
     if table_format == "text":
         return Wanted(labelled=False, keys=""), ANY
     text, pair, *_ = (*(submission.texts if submission else ()), None, None)
-    trained_on = ensemble.columns
+    trained_on = ensemble.first.columns
     asked = parse_columns(config.text or text, config.pair or pair, None)
     return replace(asked, join=trained_on.join, labelled=False, keys=""), trained_on
 
