@@ -193,7 +193,9 @@ class LoadedModel:
         """Return texts, as `predict` takes them, as what `answers` takes; no model is asked."""
         ensemble = self._ensemble
         return [
-            example_from_record(Record(number, fields), ensemble.task, ensemble.columns, "texts")
+            example_from_record(
+                Record(number, fields), ensemble.task, ensemble.first.columns, "texts"
+            )
             for number, fields in enumerate(_rows(texts), 1)
         ]
 

@@ -137,6 +137,7 @@ def test_a_pipe_gives_lines(bert, transfer, type_in):
     [
         (["output=v.npz"], "output"),
         (["output=none/v.npy"], "output"),
+        (["output=texts.jsonl"], "output"),
         (["nearest=2"], "nearest"),
         (["nearest=-1", "output=v.npy"], "nearest"),
         (["pooling=men"], "pooling"),

@@ -96,6 +96,24 @@ def test_a_graph_scores_text_as_its_language_model_does(model, request, corpus, 
         transfer("generate", "run=graph", "prompt=The").refusal("run", "graph", "format=hf")
 
 
+def test_a_graph_puts_the_first_token_of_a_causal_model_before_a_text(
+    pretrained, questions, transfer
+):
+    transfer("export", f"run={pretrained}", "to=published", "head=false").ok()
+    data = ("data=table", f"data.train={questions}", "init_from=published")
+    transfer("finetune", *data, *LOOP, "loop.steps=1", "run.dir=run").ok()
+    transfer("export", "run=run", "to=graph", "format=onnx").ok()
+    transfer("export", "run=run", "to=states", "format=onnx", "head=false").ok()
+
+    run, graph, states = (api.load(name, device="cpu") for name in ("run", "graph", "states"))
+
+    texts = ["Where is it ?", "Who ?"]
+    assert run.tokenizer.begin is not None
+    one, other = (numbers_in(model.predict(texts)) for model in (run, graph))
+    assert other == pytest.approx(one, abs=1e-5)
+    assert torch.allclose(states.embed(texts), run.embed(texts), atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
 def test_a_published_models_graph_is_read_in_its_own_way(family, transfer, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from transfer_cli.cli import main
+from transfer_cli.commands import lr_find
 from transfer_cli.errors import pip_install
 
 STEPS = ("lr_find.steps=40", "lr_find.start=1e-5")
@@ -101,6 +102,13 @@ def test_the_suggestion_is_printed_and_the_line_to_type_next(range_test, read_js
     assert line.endswith(f" optimizer.lr={rate:.2g}")
     assert "lr_find" not in line
     assert "run.dir" not in line
+
+
+def test_the_line_to_type_next_keeps_what_is_no_key_of_the_test():
+    kept = ["seed=1", "+optimizer.lr_decay=0.1"]
+    typed = [*kept, "optimizer.lr=1", "+run.dir=x", "lr_find.steps=9", "lr_find={end: 1}"]
+
+    assert lr_find._kept_overrides(typed) == kept
 
 
 def test_the_line_to_type_next_starts_a_run(range_test, transfer):

@@ -1,6 +1,7 @@
 """Students of pretrained models: picked blocks, predictions and relations of a teacher."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -284,6 +285,18 @@ def test_few_labels_make_one_run_that_answers_and_is_resumed(deep, few_questions
         path.unlink()
     answers = transfer_cli.load("few", device="cpu").predict(["Where is it ?"])
     assert answers[0]["label"] in ("person", "place")
+
+
+def test_a_plan_has_the_run_before_until_that_is_trained(deep, few_questions, transfer):
+    words = (*FEW[1:], f"data.train={few_questions}", f"init_from={deep}", "run.dir=few")
+    words = (*words, "resume=auto", "before.loop.steps=2", "plan.steps=0")
+
+    planned = transfer("plan", "finetune", *words).ok().out
+    transfer("finetune", *words).ok()
+    left = transfer("plan", "finetune", *words).ok().out
+
+    assert re.findall(r"^([0-9]+) steps", planned, re.MULTILINE) == ["2", "1"]
+    assert re.findall(r"^([0-9]+) steps", left, re.MULTILINE) == ["1"]
 
 
 def test_a_number_of_labels_is_of_the_texts_and_not_of_their_pairs(deep, few_questions, transfer):

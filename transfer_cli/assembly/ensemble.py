@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -21,7 +21,6 @@ from transfer_cli.data.encoded_task import (
     warn_of_unknown,
 )
 from transfer_cli.data.labelled import Submission, TaskData
-from transfer_cli.data.wanted import Wanted
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import inference_batch_size, predictions, values_by_row
 from transfer_cli.engine.precision import Precision
@@ -31,7 +30,11 @@ from transfer_cli.tasks.base import EMPTY, UNKNOWN, WARNING, Answer, Task, rows_
 
 
 class Ensemble:
-    """Runs that answer examples together, on however many processes there are."""
+    """Runs that answer examples together, on however many processes there are.
+
+    Attributes:
+        first: The first run; its columns, and its labels in training, are those of all.
+    """
 
     def __init__(
         self, runs: Iterable[TrainedModel], precision: Precision, batch: int | str
@@ -50,9 +53,9 @@ class Ensemble:
             inference_batch_size(batch, trained.model, precision.device)
             for trained, _ in self._runs
         )
-        self.task = self._runs[0][1]
+        self.first, self.task = self._runs[0]
         for trained, task in self._runs[1:]:
-            self.task.check_combines(task, self._runs[0][0].path, trained.path)
+            self.task.check_combines(task, self.first.path, trained.path)
         self._check_tokens()
         thresholds = [task.abstain_below for _, task in self._runs]
         if thresholds[1:]:
@@ -62,14 +65,9 @@ class Ensemble:
         self._num_cut = [0] * len(self._runs)
         self._num_texts = self._num_empty = self._num_unknown = 0
 
-    @property
-    def columns(self) -> Wanted:
-        """The columns that were typed for the table that the first run was trained on."""
-        return self._runs[0][0].columns
-
     def submission(self) -> Submission:
         """Return how the answers of the first run are handed in to a benchmark."""
-        node = self._runs[0][0].config.data
+        node = self.first.config.data
         source = build(node, "data", TaskData) if TARGET in node else None
         submission: Submission | None = source.submission() if source else None
         if submission is None:
@@ -77,11 +75,6 @@ class Ensemble:
                 "output_format: glue is for runs of data=glue; take jsonl, csv or tsv"
             )
         return submission
-
-    @property
-    def training_labels(self) -> tuple[Mapping[str, int], int]:
-        """How many training examples of the first run have each label; see `TrainedModel`."""
-        return self._runs[0][0].training_labels
 
     @property
     def num_runs(self) -> int:
@@ -143,11 +136,11 @@ class Ensemble:
     @property
     def _decodes_jointly(self) -> bool:
         """Whether the runs choose each token of a text together, not each its own answer."""
-        return len(self._runs) > 1 and self._runs[0][0].objective.search is not None
+        return len(self._runs) > 1 and self.first.objective.search is not None
 
     def _check_tokens(self) -> None:
         """Refuse runs that write other tokens."""
-        first, *others = (trained for trained, _ in self._runs)
+        first, others = self.first, [trained for trained, _ in self._runs[1:]]
         for other in others if self._decodes_jointly else ():
             if other.start.tokenizer.hash != first.start.tokenizer.hash:
                 raise CheckpointError(
@@ -230,16 +223,10 @@ class Ensemble:
 
 def _as_json(answers: Sequence[Answer | None], num_cut: Sequence[int]) -> str:
     """Return answers as JSON, without those that it cannot hold: their numbers are not finite."""
-    try:
-        return json.dumps([answers, num_cut], allow_nan=False)
-    except ValueError:
-        finite = [answer if _is_finite(answer) else None for answer in answers]
-        return json.dumps([finite, num_cut])
-
-
-def _is_finite(answer: Answer | None) -> bool:
-    try:
-        json.dumps(answer, allow_nan=False)
-    except ValueError:
-        return False
-    return True
+    texts = []
+    for answer in answers:
+        try:
+            texts.append(json.dumps(answer, allow_nan=False))
+        except ValueError:
+            texts.append("null")
+    return f"[[{', '.join(texts)}], {json.dumps(num_cut)}]"

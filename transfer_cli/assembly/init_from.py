@@ -421,12 +421,7 @@ def pick_layers(
         )
     if depth is not None and type(depth) is not int:
         raise ConfigError(f"model.depth: expected a number of blocks, got {depth!r}")
-    if start.description.edits:
-        raise ConfigError(
-            f"{key}: {start.folder} has blocks that were edited "
-            f"({', '.join(start.description.edits)}), and none can be left out; start from "
-            "a run without edits, or one that was stored with adaptation.store=merged"
-        )
+    _refuse_edits(start, key, "and none can be left out")
     shape = start.description.shape
     with raised_as(ConfigError, f"{key}: "):
         picked = evenly_spaced(shape.depth, depth or 0) if layers is None else tuple(layers)
@@ -434,18 +429,20 @@ def pick_layers(
     return replace(start, description=description, layers=picked)
 
 
+def _refuse_edits(start: Pretrained, key: str, why: str) -> None:
+    if edits := start.description.edits:
+        raise ConfigError(
+            f"{key}: {start.folder} has blocks that were edited ({', '.join(edits)}), {why}; start "
+            "from a run without edits, or one that was stored with adaptation.store=merged"
+        )
+
+
 def as_encoder_decoder(start: Pretrained, objective: Objective) -> Pretrained:
     """Return a model of one stack as an encoder and a decoder, if the objective needs these."""
     shape = start.description.shape
     if objective.direction != "encoder_decoder" or shape.has_encoder:
         return start
-    if start.description.edits:
-        raise ConfigError(
-            f"init_from: {start.folder} has blocks that were edited "
-            f"({', '.join(start.description.edits)}), which cannot begin both an encoder and a "
-            "decoder; start from a run without edits, or one that was stored with "
-            "adaptation.store=merged"
-        )
+    _refuse_edits(start, "init_from", "which cannot begin both an encoder and a decoder")
     with raised_as(ConfigError, f"init_from: {start.folder} as an encoder and a decoder: "):
         both = replace(shape, direction="encoder_decoder")
     log.info(

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.datasets import PreparedData
+from transfer_cli.config.build import class_of
 from transfer_cli.config.decided import with_values
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.fitting import FILLED, free_bytes, rows_that_fit
 from transfer_cli.model.block import FEED_FORWARDS
+from transfer_cli.optim.muon import MuonWithAdamW, uses_muon
 
 FLOAT_BYTES = 4
 """Bytes of a number in float32."""
@@ -84,7 +86,6 @@ def memory_parts(
         length: Tokens of each; None: the most that there can be.
     """
     config, shards = blueprint.config, _shard_count(blueprint)
-    moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
     adaptation, loop = blueprint.adaptation, blueprint.course.loop
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
     ever = blueprint.course.ever_trains
@@ -124,10 +125,23 @@ def memory_parts(
     parts = {
         "weights": sum(sizes.values()) // shards - half,
         "gradients": at_once // shards,
-        "optimizer": moments * sum(sizes[name] for name in ever) // shards,
+        "optimizer": _num_averages(blueprint) // shards,
         "averages": averages * sum(sizes[name] for name in ever) // shards,
         "copies of the start": copies // shards,
         f"{earlier} remembered positions": share * shape.depth * earlier * shape.width,
         f"{STATES_PREFIX} {rows} x {length} tokens": held,
     }
     return {name: FLOAT_BYTES * count for name, count in parts.items() if count}
+
+
+def _num_averages(blueprint: Blueprint) -> int:
+    """Return how many numbers the optimizer keeps of all weights that ever train."""
+    kind = class_of(blueprint.config.optimizer, "optimizer")
+    keeps_two = kind.__name__.endswith(("Adam", "AdamW"))
+    parameters, count = dict(blueprint.model.named_parameters()), 0
+    for group in blueprint.network.groups:
+        for name in blueprint.course.ever_trains.intersection(group.parameters):
+            weight = parameters[name]
+            by_muon = kind is MuonWithAdamW and uses_muon(weight, {"layer": group.name})
+            count += weight.numel() * (2 if keeps_two and not by_muon else 1)
+    return count

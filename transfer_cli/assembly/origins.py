@@ -22,7 +22,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, DataError, list_na
 from transfer_cli.model.weights import ModelDescription, read_description
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
-from transfer_cli.safe_files import read_json
+from transfer_cli.safe_files import check_field_types, read_json
 from transfer_cli.tasks.base import build_task
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class SplitIdentity:
     content: str
     rows: int | None = None
     texts: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     def change_to(self, now: "SplitIdentity") -> str | None:
         """Return how the split that is there `now` differs from this one; None if it does not."""
@@ -128,7 +128,7 @@ class Origins:
     def check_text(self, key: str, splits: Mapping[str, TextSplit], shown_key: str = "") -> None:
         """Note or compare splits of a text; a message names it by `shown_key`."""
         identities = {
-            name: SplitIdentity(split.source, split.fingerprint, files=split.files)
+            name: SplitIdentity(split.source, split.fingerprint, files=dict(split.files))
             for name, split in splits.items()
         }
         self._compare(key, identities, shown_key or key)
@@ -216,10 +216,7 @@ class Origins:
 
 def _read_identity(record: Mapping[str, Any]) -> SplitIdentity:
     identity = SplitIdentity(**record)
-    kinds = {"source": str, "content": str, "rows": int | None, "texts": str | None, "files": dict}
-    wrong = [name for name, kind in kinds.items() if not isinstance(getattr(identity, name), kind)]
-    if wrong:
-        raise TypeError(f"{wrong[0]} is of another kind")
+    check_field_types(identity)
     return identity
 
 

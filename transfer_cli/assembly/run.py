@@ -208,11 +208,9 @@ def _build_step(
 ) -> TrainStep:
     model, loop, adaptation = plan.model, plan.course.loop, plan.adaptation
     groups = parameter_groups(
-        model,
-        plan.network.groups,
-        adaptation.layer_scale,
+        model, plan.network.groups, adaptation.layer_scale,
         weight_decay=adaptation.uses_weight_decay,
-    )
+    )  # fmt: skip
     prepare_batch = with_packed_rows if loop.pack else with_facts
     return TrainStep(
         model,
@@ -247,14 +245,10 @@ def _compile_or_capture(
     loop, device = plan.course.loop, plan.precision.device
     varies = bool(loop.compile) and _lengths_vary(plan, prepared)
     takes_graphs = checks.takes_graphs(
-        loop,
-        plan.precision,
-        plan.network.losses,
-        micro_batch=micro_batch,
-        differs=varies,
+        loop, plan.precision, plan.network.losses, micro_batch=micro_batch, differs=varies,
         is_shared=plan.sharded or distributed.world_size() > 1,
         solves=is_solver(plan.config.optimizer),
-    )
+    )  # fmt: skip
     if loop.compile:
         compile_passes(plan.model, device, lengths_vary=varies, cuda_graphs=takes_graphs)
         return None
@@ -380,28 +374,17 @@ def _cache_features(part: PreparedData, plan: Blueprint, cache: Path, batch: int
     if plan.course.loop.bf16_residual:
         settings["bf16_residual"] = True
     shared = SharedStates(cache / "features", settings)
-    cached = {
-        name: replace(
-            split,
-            without_states=split.data,
-            data=CachedFeatures(
-                split.data,
-                model,
-                precision,
-                batch=batch,
-                layers=layers,
-                pooling=pooling,
-                device=precision.device,
-                shared=shared,
-            ),
-        )
-        for name, split in used.items()
-    }
+    cached = {}
+    for name, split in used.items():
+        states = CachedFeatures(
+            split.data, model, precision,
+            batch=batch, layers=layers, pooling=pooling, device=precision.device, shared=shared,
+        )  # fmt: skip
+        cached[name] = replace(split, without_states=split.data, data=states)
     log.info(
         "states of the frozen backbone are computed once: %.1f MiB; features: %s",
-        needed / 2**20,
-        ", ".join(sorted(set(shared.outcomes))),
-    )
+        needed / 2**20, ", ".join(sorted(set(shared.outcomes))),
+    )  # fmt: skip
     return replace(part, splits={**part.splits, **cached})
 
 

@@ -123,15 +123,11 @@ class AnswerSummary:
         names = {label: _short(label) for label, _ in self._counts.most_common(MOST_LABELS)}
         wide = max(map(len, names.values()))
         for label, name in names.items():
-            share, *interval = (
-                100 * part for part in (self._counts[label] / whole, *self._interval(label))
-            )
+            low, high = wilson_interval(self._counts[label], whole)
+            share, *interval = (100 * part for part in (self._counts[label] / whole, low, high))
             line = f"  {name:{wide}}  {share:5.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
             before = 100 * self._training_counts.get(label, 0) / max(1, self._num_training_texts)
             yield f"{line}  {before:.1f}" if self._training_counts else line
-
-    def _interval(self, label: str, z: float = 1.96) -> tuple[float, float]:
-        return wilson_interval(self._counts[label], self._num_answers, z)
 
     def _drifted_labels(self) -> Iterator[str]:
         """Yield the labels whose share is another one, in words.
@@ -144,7 +140,7 @@ class AnswerSummary:
         z = NormalDist().inv_cdf(1 - 0.025 / len(self._training_counts))
         for label, before in self._training_counts.items():
             here, there = self._counts[label] / self._num_answers, before / self._num_training_texts
-            low, high = self._interval(label, z)
+            low, high = wilson_interval(self._counts[label], self._num_answers, z)
             least, most = wilson_interval(before, self._num_training_texts, z)
             parts = (here - low, most - there) if here > there else (high - here, there - least)
             if abs(here - there) > math.hypot(*parts):

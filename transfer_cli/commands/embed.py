@@ -23,7 +23,7 @@ from torch import Tensor
 
 from transfer_cli.assembly.finished_run import open_for_analysis
 from transfer_cli.assembly.sentence_vectors import SentenceVectors
-from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_output
+from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_not_read, check_output
 from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.predict import WINDOW_BATCHES
 from transfer_cli.commands.predict.reading import Row
@@ -103,6 +103,7 @@ def embed(config: EmbedConfig) -> None:
 def _check_config(config: EmbedConfig) -> tuple[str, Layout]:
     check_output(config.output)
     check_ending("output", config.output, [*_FORMATS])
+    check_not_read(config.output, [config.input])
     count_or_auto("batch", config.batch)
     at_least("nearest:", config.nearest, 0, ConfigError)
     if config.pair is not None:

@@ -13,7 +13,7 @@ from transfer_cli.assembly.finished_run import TrainedModel, open_trained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.closing import AnswerSummary
 from transfer_cli.commands.conversation import as_chat_model
-from transfer_cli.commands.paths import check_ending, check_output
+from transfer_cli.commands.paths import check_ending, check_not_read, check_output
 from transfer_cli.config.build import TARGET, build, class_of
 from transfer_cli.config.check_beams import typed_beams
 from transfer_cli.config.command_line import CommandLine
@@ -182,6 +182,8 @@ def _check_input(config: EvaluateConfig) -> None:
         raise ConfigError(
             f"input: expected a file, a folder, a glob, or a list, got {config.input}"
         )
+    for key in ("output", "each"):
+        check_not_read(getattr(config, key), names, key)
 
 
 def _with_context(

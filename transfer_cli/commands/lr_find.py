@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import logging
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -94,6 +95,10 @@ def _check_config(config: DictConfig) -> None:
         raise ConfigError("optimizer: lr-find looks for a rate, and L-BFGS needs none")
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
+    if config.budget is not None:
+        raise ConfigError(
+            "budget: it chooses the model that trains, and lr-find tests a given one; leave it out"
+        )
     if find_spec("matplotlib") is None:
         raise ConfigError(f"lr-find draws its curve with matplotlib: {pip_install('report')}")
     if config.run.dir is not None:
@@ -138,8 +143,8 @@ def _rates_of_groups(run: TrainingRun, rate: float) -> dict[str, float]:
 
 def _kept_overrides(typed: Sequence[str]) -> list[str]:
     """Return the overrides of the test that a run at the rate that was found takes as well."""
-    ours = ("optimizer.lr", "lr_find.", "run.dir")
-    return [word for word in typed if not word.lstrip("+~").startswith(ours)]
+    ours = re.compile(r"[+~]*(optimizer\.lr|run\.dir|lr_find(\..*)?)(=.*)?", re.DOTALL)
+    return [word for word in typed if not ours.fullmatch(word)]
 
 
 def _new_folder_path(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:

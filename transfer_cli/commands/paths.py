@@ -32,6 +32,15 @@ def check_output(output: str | None, key: str = "output") -> None:
         raise ConfigError(f"{key}: there is no folder {path.parent}; make it, or name another")
 
 
+def check_not_read(output: str | None, inputs: Iterable[str], key: str = "output") -> None:
+    """Refuse a file to write that is one of those to read."""
+    if output is None or output == STANDARD_OUTPUT:
+        return
+    place, *others = (Path(name).expanduser().resolve() for name in (output, *inputs))
+    if place in others:
+        raise ConfigError(f"{key}: {output} is the input, and would be lost; name another")
+
+
 def check_ending(key: str, output: str, known: Sequence[str], otherwise: str = "") -> None:
     """Refuse a file whose ending promises what is not written; one without an ending is fine."""
     path = Path(output).expanduser()

@@ -42,7 +42,7 @@ from transfer_cli.reports import formats
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import available_cores
 from transfer_cli.sweeps.processes import duration_text
-from transfer_cli.terminal import print_out
+from transfer_cli.terminal import BLANK, Line, Page, Piece, print_out
 from transfer_cli.training.resume import course_change_text
 
 if TYPE_CHECKING:
@@ -83,7 +83,19 @@ def _log_once() -> Iterator[None]:
 
 @_log_once()
 def plan(config: DictConfig, command: str) -> None:
-    """Print what a run would do, and take some of its steps to estimate its time."""
+    """Print what a run would do, after the one before it, and take some steps for its time."""
+    if config.get("before") is not None:
+        from transfer_cli.commands.pretrain_finetune import with_run_before  # it trains
+
+        before, config = with_run_before(config)
+        if before is not None:
+            _print_plan(before, command)
+            then = "then the run that starts from it:"
+            print_out(Page(BLANK, Line(Piece(then, "heading")), BLANK))
+    _print_plan(config, command)
+
+
+def _print_plan(config: DictConfig, command: str) -> None:
     line, steps = CommandLine.current(), config.plan.steps
     if command == "finetune":
         from transfer_cli.training.budgeted_adaptation import with_earlier_choice  # it trains

@@ -27,8 +27,13 @@ BUDGET_CHOOSERS = MappingProxyType(
 
 def finetune(config: DictConfig) -> Path:
     """Adapt a pretrained model to labelled data; return the run directory."""
-    if config.before is not None:
-        config = _train_run_before(config)
+    before, config = with_run_before(config)
+    if before is not None:
+        if config.devices != 1 or distributed.started_by_torchrun():
+            raise ConfigError("before: two runs in one command are for one process; type devices=1")
+        folder = train(before, "finetune")
+        log.info("the run before, %s, is done; now the one that starts from it", folder)
+        config = with_values(config, {"init_from": str(folder)})
     config, line = budgeted_adaptation.with_earlier_choice(config, CommandLine.current())
     foresight = Foresight(BUDGET_CHOOSERS["finetune"], lambda plan: plan)
     return train(config, "finetune", line, foresight)
@@ -42,20 +47,19 @@ def pretrain(config: DictConfig) -> Path:
     return train(config, "pretrain", CommandLine.current(), foresight)
 
 
-def _train_run_before(config: DictConfig) -> DictConfig:
-    """Train the run that comes before, unless it is there; return the config of the one after it.
+def with_run_before(config: DictConfig) -> tuple[DictConfig | None, DictConfig]:
+    """Return the config of the run that comes before, None where there is none to train, and this.
 
     It lies beside that one, at `run.dir` with `-before` behind it, and goes on with `resume=auto`.
     """
+    if config.get("before") is None:
+        return None, config
     place = None if config.run.dir is None else f"{Path(config.run.dir).expanduser()}-before"
     if find_run(config.resume, config.run.dir) is not None:
-        return config if config.resume != AUTO else with_values(config, {"init_from": place})
-    if config.devices != 1 or distributed.started_by_torchrun():
-        raise ConfigError("before: two runs in one command are for one process; type devices=1")
+        goes_on = config.resume == AUTO
+        return None, with_values(config, {"init_from": place}) if goes_on else config
     changed: dict[str, Any] = {"before": None, "experiment": None, "run.dir": place}
     for name, section in resolved_node(config.before, "before").items():
         is_whole = not isinstance(section, dict) or TARGET in section
         changed |= {name: section} if is_whole else {f"{name}.{k}": v for k, v in section.items()}
-    folder = train(with_values(config, changed), "finetune")
-    log.info("the run before, %s, is done; now the one that starts from it", folder)
-    return with_values(config, {"init_from": str(folder)})
+    return with_values(config, changed), config

@@ -232,7 +232,8 @@ class LibraryTokenizer(Tokenizer):
             self._pieces[token] = piece
         self.starts_word = _starts_word(self._pieces, self.special, data["model"])
 
-        ends = _template_tokens(data["post_processor"], vocabulary)
+        self.template = data["post_processor"]
+        ends = _template_tokens(self.template, vocabulary)
         self.before_text, self.after_text, self.separators = ends
         self.begin = self.before_text if self.after_text is None else None
         self.ends_texts = names["sep"] in _ENDS_OF_TEXT
@@ -334,6 +335,11 @@ class LibraryTokenizer(Tokenizer):
                 }
             )  # fmt: skip
         return LibraryTokenizer(tokenizers.Tokenizer.from_str(json.dumps(data)), self._source)
+
+    def with_template(self, template: Mapping[str, Any] | None) -> "LibraryTokenizer":
+        """Return the same tokenizer with other special tokens around a text."""
+        data = json.loads(self._backend.to_str()) | {"post_processor": template}
+        return _from_json(json.dumps(data), self._source)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         return [self._pieces[token] for token in tokens]

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ class Tokenizer(ABC):
         before_text: The token that stands before each text, whatever is behind it; None: none.
         after_text: The token that its template puts behind each text; None: none.
         separators: How many `sep` stand between two texts: 1, in RoBERTa 2.
+        template: What says these three, as the library has it; None: nothing.
         ends_texts: Whether `sep` is what models of others end a text by, and not a line.
         is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
     """
@@ -58,6 +60,7 @@ class Tokenizer(ABC):
     before_text: int | None
     after_text: int | None
     separators: int
+    template: dict[str, Any] | None
     ends_texts: bool
     is_byte_level: bool
 

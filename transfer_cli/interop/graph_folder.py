@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.library_tokenizer import LibraryTokenizer, library_errors
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
 from transfer_cli.interop.vocabulary import TOKENIZER_FILE
@@ -73,9 +73,9 @@ def open_graph(folder: Path, key: str) -> GraphFolder:
     with raised_as(CheckpointError, f"{key}: {path}: ", OSError, ValueError, UnreadableError):
         facts = read_json(path)
     again = facts.get("again")
-    if not isinstance(again, dict) or not isinstance(again.get("model"), dict):
+    if not isinstance(again, dict) or not {"model", "template"} <= again.keys():
         raise CheckpointError(
-            f"{key}: {path} does not say what the graph was trained for (again), as earlier "
+            f"{key}: {path} does not say all that the graph was trained for (again), as earlier "
             "versions did not; export the run anew"
         )
     output = facts.get("output")
@@ -90,6 +90,9 @@ def open_graph(folder: Path, key: str) -> GraphFolder:
     tokenizer = LibraryTokenizer.load(tokenizer_file)
     if tokenizer.hash != description.tokenizer_hash:
         raise CheckpointError(f"{key}: {tokenizer_file} is another tokenizer than the graph's")
+    # The file's own template is for others, which know no rules of ours for what is around a text.
+    with library_errors(f"{key}: {path}: the template is none"):
+        tokenizer = tokenizer.with_template(again["template"])
     length, segments, mean, scale = cast("list[Any]", numbers)
     return GraphFolder(
         folder, description, tokenizer, segments, length, tuple(names), mean, scale

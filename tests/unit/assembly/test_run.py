@@ -57,6 +57,19 @@ def test_a_micro_batch_is_what_fits_into_free_memory(share, expected, put, monke
     assert run.micro_batch == (expected or 8)
 
 
+@pytest.mark.parametrize("kind", ["eager.AdamW", "muon.MuonWithAdamW"])
+def test_the_memory_of_an_optimizer_is_what_it_keeps(kind, put):
+    run = put(optimizer={"_target_": f"transfer_cli.optim.{kind}", "lr": 0.1})
+
+    for weight in run.model.parameters():
+        weight.grad = weight.detach().clone()
+    run.step.optimizer.step()
+
+    states = run.step.optimizer.state.values()
+    kept = sum(v.nbytes for state in states for name, v in state.items() if name != "step")
+    assert memory_parts(run.blueprint)["optimizer"] == kept
+
+
 def test_steps_and_stages_are_those_of_the_data(put):
     run = put(loop__steps=None, loop__epochs=2)
 

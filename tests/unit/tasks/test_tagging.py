@@ -300,6 +300,14 @@ def test_a_tag_is_read_at_the_first_piece_or_at_the_last(byte_pairs):
         assert at == range(begin, begin + pieces)[place]
 
 
+def test_a_text_without_words_has_no_word_that_is_read(byte_pairs):
+    examples = [TagExample.of_words(words) for words in (["many"], [])]
+
+    data = TaggingTask(PERSON).encode(examples, byte_pairs, 30, "causal")
+
+    assert [len(places) for places in data.read_at] == [1, 0]
+
+
 def test_all_pieces_are_learnt_on_request(byte_pairs):
     example = TagExample.of_words(["streams", "many"], (1, 0))
     count, others = (len(byte_pairs.encode(f" {word}")) for word in example.words)

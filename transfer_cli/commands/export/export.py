@@ -219,10 +219,8 @@ def _write_hf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str
         "loads as": written.target.describe(),
         "card": f"{Path(config.to) / 'README.md'}: fill in its license",
     }
-    left_out = list(written.left_out)
-    if ours.classifier is not None:
-        left_out += ours.classifier.left_out_of_exports(start.task)
-    if left_out:
+    own = () if ours.classifier is None else ours.classifier.left_out_of_exports(start.task)
+    if left_out := [*written.left_out, *own]:
         facts["left out"] = ", ".join(left_out)
     return facts
 
@@ -317,7 +315,10 @@ def _reopening_facts(
     description = replace(start.description, tokenizer_hash=tokenizer.hash, edits={}, base=None)
     if start.published is not None:
         description = replace(description, lines=start.lines, pairs=not start.reads_lines)
-    facts = {"model": asdict(description), "segments": ours.shape.segments}
+    facts = {
+        "model": asdict(description), "segments": ours.shape.segments,
+        "template": start.tokenizer.template,
+    }  # fmt: skip
     return {**facts, "mean": unit[0], "scale": unit[1]}
 
 
@@ -415,7 +416,7 @@ def model_card(start: Pretrained, card: Card, to: str, length: int) -> str:
         + ("never a choice" if card.task == "multiple-choice" else "of two the longer first"),
     }
     run = RunDirectory(start.folder.parent)
-    results = _read_results(run) if start.has_run else None
+    results = _read_or(None, Results.read, run.results) if start.has_run else None
     return render_card(
         title=Path(to).name,
         card=card,
@@ -485,8 +486,8 @@ def _marked_as_markdown(write: Callable[[Any], str]) -> Callable[[Any], _Markdow
 
 
 def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
-    presets, timing = _read_json_or_empty(run.presets), _read_json_or_empty(run.timing)
-    environment = _read_json_or_empty(run.environment)
+    files = (run.presets, run.timing, run.environment)
+    presets, timing, environment = (_read_or({}, read_json, file) for file in files)
     facts = {
         "data": presets.get("data"),
         "trained on": _data_files(run),
@@ -511,7 +512,7 @@ def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
 
 def _data_files(run: RunDirectory) -> str:
     """Return the names of the files of each stream of data, as it was noted what they were."""
-    streams = nested_mapping(_read_json_or_empty(run.origins), "data")
+    streams = nested_mapping(_read_or({}, read_json, run.origins), "data")
     sources = [
         nested_mapping(nested_mapping(streams, stream), split).get("source")
         for stream in streams
@@ -549,21 +550,12 @@ def _without_folders(word: str) -> str:
 
 
 def _typed_words(run: RunDirectory) -> list[str]:
+    return [word for word in _read_or("", read_text, run.overrides).splitlines() if word]
+
+
+def _read_or(default: Any, read: Callable[[Path], Any], path: Path) -> Any:
+    """Return what a file of a run says, or the default where it says nothing."""
     try:
-        return [word for word in read_text(run.overrides).splitlines() if word]
+        return read(path)
     except (OSError, ValueError):
-        return []
-
-
-def _read_results(run: RunDirectory) -> Results | None:
-    try:
-        return Results.read(run.results)
-    except (OSError, ValueError):
-        return None
-
-
-def _read_json_or_empty(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except (OSError, ValueError):
-        return {}
+        return default

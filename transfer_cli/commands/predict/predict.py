@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.commands.closing import AnswerSummary
-from transfer_cli.commands.paths import check_output
+from transfer_cli.commands.paths import check_not_read, check_output
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.reading import Columns, Input, Row
 from transfer_cli.commands.predict.writing import Answers
@@ -79,7 +79,7 @@ def predict(config: PredictConfig) -> None:
         open_one, choose = _opener_and_chooser(config, files[0], ensemble, submission)
         path = _output_path(config, files[0], submission)
         most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
-        summary = AnswerSummary(ensemble.task, *ensemble.training_labels)
+        summary = AnswerSummary(ensemble.task, *ensemble.first.training_labels)
         tables: list[Skipped] = []
         with (
             reading.open_inputs(files, open_one, choose) as (chosen, inputs),
@@ -223,7 +223,7 @@ def _wanted_columns(
     if table_format == "text":
         return Wanted(labelled=False, keys=""), ANY
     text, pair, *_ = (*(submission.texts if submission else ()), None, None)
-    trained_on = ensemble.columns
+    trained_on = ensemble.first.columns
     asked = parse_columns(config.text or text, config.pair or pair, None)
     return replace(asked, join=trained_on.join, labelled=False, keys=""), trained_on
 
@@ -265,10 +265,7 @@ def _check_config(config: PredictConfig, files: Sequence[str]) -> None:
         raise ConfigError("input: output_format=glue hands in the answers to one file; name one")
     if config.resume:
         _check_resume(config.output)
-    output = Path(config.output).expanduser().resolve()
-    inputs = [Path(name).expanduser().resolve() for name in files if name != "-"]
-    if config.output != "-" and output in inputs:
-        raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
+    check_not_read(config.output, files)
     writing.format_of(config.output_format, config.output)
     _layout(config)
     count_or_auto("batch", config.batch)

@@ -242,7 +242,8 @@ def _encode_pieces(
     # As other libraries do: else the first word's would be others than in the middle of a text.
     prefix = " " if tokenizer.is_byte_level else ""
     for portion in iterate_portions(examples):
-        texts = [prefix + " ".join(example.words) for example in portion]
+        # A text without words has no tokens either, which the prefix alone would be.
+        texts = [prefix + " ".join(example.words) if example.words else "" for example in portion]
         for example, text, (tokens, places) in zip(
             portion, texts, tokenizer.encode_with_offsets(texts), strict=True
         ):
