@@ -356,6 +356,8 @@ def _unknown_key(
     choices = [name for name in known if not name.startswith("_") and name != "hydra"]
     inside = f" in {parent}" if parent else ""
     owners = options_with(key, command, request.config_dir) if parent and typed else []
+    if owners and parent in ("model", "tokenizer") and request.value_of("init_from"):
+        return f"{key}: init_from brings its own {parent}; leave {key}= out"
     if owners and not request.multirun:
         have = "has it" if len(owners) == 1 else "have it"
         return f"{key}: no such key with the options that are chosen; {list_names(owners)} {have}"
