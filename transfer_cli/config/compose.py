@@ -274,13 +274,27 @@ def _broken_yaml(error: yaml.YAMLError) -> str:
 
 
 def _not_utf8(request: Request) -> str:
-    for file in sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []:
+    for file in _own_files(request):
         try:
             with suppress(OSError):  # such as a link to nowhere, which nothing was read of
                 read_text(file)
         except UnreadableError as error:
             return f"{file}: {error}"
     return "a config is not UTF-8"
+
+
+def _own_files(request: Request) -> list[Path]:
+    return sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []
+
+
+def _where_named(option: str, request: Request) -> str:
+    """Return " (in FILE)" of an option that was not typed: Hydra names the file that it changes."""
+    typed = {part for word in request.overrides for part in re.split(r"[=,\[\]]", word)}
+    for file in sorted(_own_files(request), key=lambda file: file.stem not in typed):
+        with suppress(OSError, UnreadableError):
+            if option not in typed and re.search(rf"\b{re.escape(option)}\b", read_text(file)):
+                return f" (in {file})"
+    return ""
 
 
 def _missing_config(error: MissingConfigException, command: str, request: Request) -> str:
@@ -307,10 +321,9 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
         return f"{missing[1]}: there is no such config; see `transfer {command} --help`"
     if group == "data" and Path(name).is_file():
         return f"{group}={name}: this is a file; type {_data_words(name, command)}"
-    typed = any(word.rpartition("=")[2] == name for word in request.overrides)
-    where = "" if typed else _file_hint(error)
+    where = _where_named(name, request)
     close = did_you_mean(name, options, 0.8 if group == "model" else 0.5)
-    if group == "model" and not close and typed:
+    if group == "model" and not close and not where:
         close = f" For published weights type init_from=hf:{name}."
     return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
 
