@@ -330,8 +330,6 @@ class _Search:
             if numbers
             else other_data_hint(self.columns)
         )
-        if self.wanted.labelled and not self.sample:
-            return DataError(f"{self.name} has no rows that can be read. The columns are {every}.")
         return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.{cure}")
 
     def _several_labels_hint(self, flags: Sequence[str]) -> str:
