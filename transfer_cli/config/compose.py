@@ -305,11 +305,8 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
             return _first_line(error)
         name = error.missing_cfg_file or "?"
         return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
-    known = [
-        option
-        for option in describe.options(request.config_dir)
-        if missing[1].startswith(f"{option.group}/")
-    ]
+    every = describe.options(request.config_dir)
+    known = [option for option in every if missing[1].startswith(f"{option.group}/")]
     hydras = missing[1].rpartition("/")[0]
     group = max((option.group for option in known), key=len, default=hydras)
     name = missing[1].removeprefix(f"{group}/")
