@@ -1,6 +1,5 @@
 """What each command is called, takes and where its function is; read before Hydra is imported."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -367,16 +366,12 @@ def help_page(name: str) -> Page:
 
 def heading(name: str, command: Command, usage: str) -> list[Renderable]:
     """Return what every help text begins with."""
+    first, *others = usage.splitlines()
     return [
         Line(Piece(f"transfer {name}", "heading"), f": {command.summary}"),
-        *(Line(Piece(start, "heading"), line) for start, line in _usage(name, usage)),
+        Line(Piece("usage:", "heading"), f" transfer {name} {first}"),
+        *map(Line, others),
     ]
-
-
-def _usage(name: str, usage: str) -> Iterator[tuple[str, str]]:
-    first, *others = usage.splitlines()
-    yield "usage:", f" transfer {name} {first}"
-    yield from (("", line) for line in others)
 
 
 def examples(name: str) -> list[Renderable]:
