@@ -287,14 +287,15 @@ def convert(value: Any, hint: Any, key: str) -> Any:
             return value
         hint = dict if isinstance(value, Mapping) else list  # nodes in it are built as well
     container = origin if isinstance(origin, type) else hint
-    if _is_container(container):
+    if is_container(container):
         return _convert_container(value, container, get_args(hint), key)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
         return _construct(value, key, hint, {})
     return _convert_plain(value, hint, key)
 
 
-def _is_container(kind: Any) -> bool:
+def is_container(kind: Any) -> bool:
+    """Return whether a type is a list, a mapping or the like, and no text."""
     if not isinstance(kind, type) or kind in (str, bytes):
         return False
     return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Iterable)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.budget import Budget
 from transfer_cli.config.command_line import CommandLine
@@ -25,36 +25,32 @@ from transfer_cli.lengths import MAX_COUNT, Length
 LENGTHS = ("steps", "tokens", "flops")
 """What of `loop` says how long a run is, before its epochs do."""
 
+_COUNTS = {
+    "loop.steps": 1, "loop.batch": 1, "loop.log_every": 1, "loop.patience": 1,
+    "loop.max_bad_steps": 1, "forgetting.blocks": 1, "plan.steps": 0, "checkpoint.keep": 0,
+}  # fmt: skip
+"""Whole numbers -> the least that each may be."""
+
+_AMOUNTS = (
+    "loop.epochs", "loop.minutes", "loop.tokens", "loop.flops", "loop.clip", "checkpoint.minutes",
+)  # fmt: skip
+"""Numbers above 0."""
+
 _FOR_WIDTH = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?) ?\* ?([0-9]+) ?/ ?width")
 
 
 def check_training(config: DictConfig) -> None:
     """Refuse such values; needs no torch."""
     loop = config.loop
-    counts = {
-        f"loop.{name}": loop[name]
-        for name in ("steps", "batch", "log_every", "patience", "max_bad_steps")
-    }
-    counts |= {"forgetting.blocks": config.forgetting.blocks}
-    for key, count in counts.items():
-        if count is not None:
-            between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
+    for key, least in _COUNTS.items():
+        if (count := OmegaConf.select(config, key)) is not None:
+            between(f"{key}:", count, least, MAX_COUNT, ConfigError)
     count_or_auto("loop.micro_batch", 1 if loop.micro_batch is None else loop.micro_batch)
-    for key, amount in {
-        "loop.epochs": loop.epochs,
-        "loop.minutes": loop.minutes,
-        "loop.tokens": loop.tokens,
-        "loop.flops": loop.flops,
-        "loop.clip": loop.clip,
-        "checkpoint.minutes": config.checkpoint.minutes,
-    }.items():
-        if amount is not None and not amount > 0:
+    for key in _AMOUNTS:
+        if (amount := OmegaConf.select(config, key)) is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
     _check_length(loop)
     _check_average(loop.average, decay=loop.average_decay, last=loop.average_last)
-    between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
-    if config.checkpoint.keep is not None:
-        between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
     if config.threads is not None:
         between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
     every = config.checkpoint.every

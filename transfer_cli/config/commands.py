@@ -1,6 +1,5 @@
 """What each command is called, takes and where its function is; read before Hydra is imported."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -114,6 +113,12 @@ def guide_of(name: str) -> Guide:
 
 
 # fmt: off
+_NO_MAIN_PARTS = (
+    "transfer_cli.data.minimal_pairs.", "transfer_cli.objectives.sentence_pair.",
+    "transfer_cli.objectives.with_teachers.SourceDistillation",
+)
+"""What no run is made of alone."""
+
 ALL: dict[str, Command] = {
     "prepare": Command(
         summary="fetch a data set, make its tokenizer and encode it",
@@ -125,11 +130,7 @@ ALL: dict[str, Command] = {
         summary="look at the data: samples, lengths, labels, unknown tokens, overlap",
         function="transfer_cli.commands.inspect.inspect",
         keys=("samples", "data_dir", "init_from", "tokenizer.size", "seed"),
-        hidden=(
-            "transfer_cli.objectives.with_teachers.SourceDistillation",
-            "transfer_cli.objectives.sentence_pair.", "transfer_cli.data.minimal_pairs.",
-            "model/dial",
-        ),
+        hidden=(*_NO_MAIN_PARTS, "model/dial"),
         needs=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
     ),
     "pretrain": Command(
@@ -140,9 +141,8 @@ ALL: dict[str, Command] = {
             "seed", "device", "precision", "run.dir", "resume",
         ),
         hidden=(
-            "transfer_cli.data.minimal_pairs.", "transfer_cli.objectives.classification.",
-            "transfer_cli.tasks.", "transfer_cli.objectives.with_teachers.SourceDistillation",
-            "transfer_cli.objectives.sentence_pair.", "sweep/few_label",
+            *_NO_MAIN_PARTS, "transfer_cli.objectives.classification.", "transfer_cli.tasks.",
+            "sweep/few_label",
         ),
         needs=(
             ("model/", "init_from=null"), ("tokenizer/", "init_from=null"),
@@ -158,11 +158,9 @@ ALL: dict[str, Command] = {
             "seed", "device", "run.dir", "resume",
         ),
         hidden=(
-            "transfer_cli.data.text.", "transfer_cli.data.known_texts.",
-            "transfer_cli.data.minimal_pairs.",
+            *_NO_MAIN_PARTS, "transfer_cli.data.text.", "transfer_cli.data.known_texts.",
             "transfer_cli.objectives.causal_lm.", "transfer_cli.objectives.masked_lm.",
-            "transfer_cli.objectives.with_teachers.SourceDistillation",
-            "transfer_cli.objectives.sentence_pair.", "model/dial",
+            "model/dial",
         ),
         needs=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
         ignores=("plan.", "lr_find."), list_keys=("tokenizer.add", "data.speakers"),
@@ -326,22 +324,12 @@ SUBCOMMANDS = {
         for kind in ("finetune", "pretrain")
     }
     for name, function, keys, hidden, ignores in (
-        (
-            "plan",
-            "transfer_cli.commands.plan.plan",
-            ("plan.steps",),
-            (),
-            ("lr_find.", "run.", "cost.", "logger"),
-        ),
-        (
-            "lr-find",
-            "transfer_cli.commands.lr_find.find",
-            ("lr_find.start", "lr_find.end"),
-            ("sweep/",),
-            ("plan.", "sweep.", "cost.", "logger"),
-        ),
+        ("plan", "transfer_cli.commands.plan.plan", ("plan.steps",), (),
+         ("lr_find.", "run.", "cost.", "logger")),
+        ("lr-find", "transfer_cli.commands.lr_find.find", ("lr_find.start", "lr_find.end"),
+         ("sweep/",), ("plan.", "sweep.", "cost.", "logger")),
     )
-}
+}  # fmt: skip
 """For `plan` and `lr-find`: the commands whose overrides they take, looking at a run instead."""
 
 
@@ -378,16 +366,12 @@ def help_page(name: str) -> Page:
 
 def heading(name: str, command: Command, usage: str) -> list[Renderable]:
     """Return what every help text begins with."""
+    first, *others = usage.splitlines()
     return [
         Line(Piece(f"transfer {name}", "heading"), f": {command.summary}"),
-        *(Line(Piece(start, "heading"), line) for start, line in _usage(name, usage)),
+        Line(Piece("usage:", "heading"), f" transfer {name} {first}"),
+        *map(Line, others),
     ]
-
-
-def _usage(name: str, usage: str) -> Iterator[tuple[str, str]]:
-    first, *others = usage.splitlines()
-    yield "usage:", f" transfer {name} {first}"
-    yield from (("", line) for line in others)
 
 
 def examples(name: str) -> list[Renderable]:

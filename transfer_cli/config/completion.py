@@ -111,14 +111,13 @@ def _complete_kind(kind: str, last: str) -> Words:
 
 
 def _complete_override(name: str, command: Command, words: list[str], last: str) -> Words:
-    flags = {flag.split()[0]: text for flag, text in commands.FLAGS}
     before = words[-1] if words else ""
     if before in _FLAG_VALUES:
         return dict.fromkeys(_FLAG_VALUES[before].split(), "")
     if before in ("--config-dir", "-cd"):
         return _complete_kind("DIR", last)
     if last.startswith("-"):
-        return flags
+        return {flag.split()[0]: text for flag, text in commands.FLAGS}
     typed = _Overrides(name, command, words)
     key, equals, value = last.partition("=")
     if equals:
@@ -162,8 +161,7 @@ class _Overrides:
         possible = self._options if placed else options_for(self.name, self.command, self.folder)
         if of_group := {option.name: option.line for option in possible if option.group == group}:
             return of_group
-        choices = self._keys().get(key, Key(key, "", "")).choices(self.name)
-        words = dict.fromkeys(choices, "")
+        words = dict.fromkeys(self._keys().get(key, Key(key, "", "")).choices(self.name), "")
         if "true" in words:
             return words
         if key in _RUNS:

@@ -274,13 +274,27 @@ def _broken_yaml(error: yaml.YAMLError) -> str:
 
 
 def _not_utf8(request: Request) -> str:
-    for file in sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []:
+    for file in _own_files(request):
         try:
             with suppress(OSError):  # such as a link to nowhere, which nothing was read of
                 read_text(file)
         except UnreadableError as error:
             return f"{file}: {error}"
     return "a config is not UTF-8"
+
+
+def _own_files(request: Request) -> list[Path]:
+    return sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []
+
+
+def _where_named(option: str, request: Request) -> str:
+    """Return " (in FILE)" of an option that was not typed: Hydra names the file that it changes."""
+    typed = {part for word in request.overrides for part in re.split(r"[=,\[\]]", word)}
+    for file in sorted(_own_files(request), key=lambda file: file.stem not in typed):
+        with suppress(OSError, UnreadableError):
+            if option not in typed and re.search(rf"\b{re.escape(option)}\b", read_text(file)):
+                return f" (in {file})"
+    return ""
 
 
 def _missing_config(error: MissingConfigException, command: str, request: Request) -> str:
@@ -291,11 +305,8 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
             return _first_line(error)
         name = error.missing_cfg_file or "?"
         return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
-    known = [
-        option
-        for option in describe.options(request.config_dir)
-        if missing[1].startswith(f"{option.group}/")
-    ]
+    every = describe.options(request.config_dir)
+    known = [option for option in every if missing[1].startswith(f"{option.group}/")]
     hydras = missing[1].rpartition("/")[0]
     group = max((option.group for option in known), key=len, default=hydras)
     name = missing[1].removeprefix(f"{group}/")
@@ -307,10 +318,9 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
         return f"{missing[1]}: there is no such config; see `transfer {command} --help`"
     if group == "data" and Path(name).is_file():
         return f"{group}={name}: this is a file; type {_data_words(name, command)}"
-    typed = any(word.rpartition("=")[2] == name for word in request.overrides)
-    where = "" if typed else _file_hint(error)
+    where = _where_named(name, request)
     close = did_you_mean(name, options, 0.8 if group == "model" else 0.5)
-    if group == "model" and not close and typed:
+    if group == "model" and not close and not where:
         close = f" For published weights type init_from=hf:{name}."
     return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
 
@@ -356,6 +366,8 @@ def _unknown_key(
     choices = [name for name in known if not name.startswith("_") and name != "hydra"]
     inside = f" in {parent}" if parent else ""
     owners = options_with(key, command, request.config_dir) if parent and typed else []
+    if owners and parent in ("model", "tokenizer") and request.value_of("init_from"):
+        return f"{key}: init_from brings its own {parent}; leave {key}= out"
     if owners and not request.multirun:
         have = "has it" if len(owners) == 1 else "have it"
         return f"{key}: no such key with the options that are chosen; {list_names(owners)} {have}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from transfer_cli.config import describe
-from transfer_cli.config.build import argument_types
+from transfer_cli.config.build import argument_types, is_container
 from transfer_cli.config.commands import ALL, CHOICES, TYPED_KEYS
 from transfer_cli.config.describe import Key, Option
 from transfer_cli.config.plain_yaml import scalar
@@ -172,13 +172,12 @@ def _declared_keys() -> dict[str, Schema]:
 def _declared(command: str, name: str, key: Key) -> Schema:
     """Return what a key takes in a command."""
     words = CHOICES.get(f"{command} {name}", CHOICES.get(name, "..."))
-    kinds = [_DECLARED[re.split(r"\W", part)[0]] for part in key.kind.split(" | ")]
+    said = key.kind.split(" | ")
+    kinds = [_DECLARED[re.split(r"\W", part)[0]] for part in said]
     if words.endswith("..."):
         return _any_of(kinds)
     values = [{"true": True, "false": False}.get(word, word) for word in words.split()]
-    one: Schema = {
-        "enum": [*values, *([None] if {"None", "Any"} & {*key.kind.split(" | ")} else [])]
-    }
+    one: Schema = {"enum": [*values, None] if {"None", "Any"} & {*said} else values}
     return _any_of([one, {"type": "array", "items": one}]) if key.kind == "Any" else one
 
 
@@ -244,14 +243,9 @@ def _hint_schema(hint: Any) -> Schema:
     if hint in _KINDS:
         return {"type": _KINDS[hint]}
     container = origin or hint
-    if not isinstance(container, type) or container.__module__ not in (
-        "builtins",
-        "collections.abc",
-    ):
+    if not is_container(container):
         return {}
-    if issubclass(container, Mapping):
-        return {"type": "object"}
-    return {"type": "array"} if issubclass(container, Iterable) else {}
+    return {"type": "object" if issubclass(container, Mapping) else "array"}
 
 
 def _is_object(hint: Any) -> bool:

@@ -30,7 +30,8 @@ def with_key_files(
     Args:
         values: Plain keys that were given from Python.
     """
-    beside = [] if command.text_key else [word for word in request.overrides if _is_file(word)]
+    files = [word for word in request.overrides if word.endswith(ENDINGS) and "=" not in word]
+    beside = [] if command.text_key else files
     keys = PlainKeys(name, request.config_dir, (*PlainKeys.named, *command.open_sections))
     typed = {word: keys.choice(word) for word in request.overrides if word not in beside}
     parts = [part for file in (*request.files, *beside) for part in _parts_of(Path(file), keys)]
@@ -78,10 +79,6 @@ def swept_words(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
         typed = [keys.as_word(part, known=set(), raw=set()) for part in parts]
         words.append(f"{typed[0].partition('=')[0]}={','.join(map(_value, typed))}")
     return words
-
-
-def _is_file(word: str) -> bool:
-    return word.endswith(ENDINGS) and "=" not in word
 
 
 def _unless_typed(words: Sequence[str], typed: Mapping[str, ChosenOptions | None]) -> list[str]:

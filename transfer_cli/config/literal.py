@@ -112,11 +112,8 @@ def text_of(value: Any, key: str) -> str:
 
 def texts_of(value: Any, key: str) -> list[str]:
     """Return a list of texts: of one for a single text, empty for None."""
-    if value is None:
-        return []
-    if not _is_list(value):
-        return [text_of(value, key)]
-    return [text_of(item, key) for item in value]
+    texts = value if _is_list(value) else [value]
+    return [] if value is None else [text_of(text, key) for text in texts]
 
 
 def _is_list(value: Any) -> bool:

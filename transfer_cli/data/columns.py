@@ -1,10 +1,12 @@
 """Which columns of a table hold the text and the label: by their names, else by what is in them."""
 
+import ast
 import itertools
 import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from transfer_cli.data.records import FEW_ROWS, plain_number
@@ -328,8 +330,6 @@ class _Search:
             if numbers
             else other_data_hint(self.columns)
         )
-        if self.wanted.labelled and not self.sample:
-            return DataError(f"{self.name} has no rows that can be read. The columns are {every}.")
         return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.{cure}")
 
     def _several_labels_hint(self, flags: Sequence[str]) -> str:
@@ -357,9 +357,16 @@ class _Search:
 
 
 def split_labels(value: object, separator: str) -> list[object]:
-    """Return the parts of a cell that holds several labels: a list, or texts that are joined."""
+    """Return the parts of a cell that holds several labels: a list, or texts that are joined.
+
+    A list may be written as a text, as pandas does: ['a', 'b'].
+    """
     if value is None:
         return []
+    if isinstance(value, str) and value.strip().startswith("["):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            listed = ast.literal_eval(value.strip())
+            value = listed if isinstance(listed, list) else value
     parts = value.split(separator) if isinstance(value, str) else value
     every = parts if isinstance(parts, list) else [parts]
     return [part for part in every if not isinstance(part, str) or part.strip()]

@@ -72,7 +72,12 @@ class OpenTable:
             other: The columns of another table, which are taken where this one has them.
         """
         wanted = wanted.filled_from(other, self.names)
-        chosen = choose_columns(self.names, self.sample, wanted, self.name)
+        try:
+            chosen = choose_columns(self.names, self.sample, wanted, self.name)
+        except DataError:
+            if not self.sample:  # what is wrong with the first row says more
+                next(self.records(readers.refuse), None)
+            raise
         notes = [*self.unusual.values(), *chosen.notes]
         if notes:
             keys = [*self.unusual, *(words.partition(" ")[0] for words in chosen.notes)]

@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -189,6 +191,27 @@ def test_the_column_of_labels_is_found(load, header):
 
     assert data.labels == ("a", "b", "c", "d")
     assert data.splits["train"][0].text.startswith("a longer text")
+
+
+@pytest.mark.parametrize("options", [{}, {"separator": "comma"}])
+def test_a_cell_may_be_a_list_as_pandas_or_json_writes_it(load, options):
+    lists = ["['a', 'b, c']", '["b, c"]', "[]", "['a']"]
+    rows = [
+        f'this is text number {n},"{lists[n % 4].replace(chr(34), chr(34) * 2)}"' for n in range(40)
+    ]
+
+    data = load(*rows, **options)
+
+    assert data.labels == ("a", "b, c")
+    assert Counter(row.label for row in chain(*data.splits.values())) == {
+        (0, 1): 10, (1,): 10, (): 10, (0,): 10,
+    }  # fmt: skip
+
+
+def test_what_begins_as_a_list_and_is_none_is_a_label(load):
+    data = load(*(f"this is text number {n},{'[x]|b' if n % 2 else '[y'}" for n in range(40)))
+
+    assert {*data.labels} == {"[x]", "b", "[y"}
 
 
 def test_a_label_that_is_not_in_training_is_refused_with_its_line(load, tmp_path):

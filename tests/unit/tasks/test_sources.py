@@ -140,6 +140,19 @@ def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, sha
             assert abs(counts(validation)[label] - share * count) <= 1.5
 
 
+@pytest.mark.parametrize(
+    ("labels", "texts", "cure"),
+    [
+        ([0, 0, 1], "abc", r"data\.validation_share=0\.67"),
+        ([0, 1], "ab", r"2 kinds\)(?!.*validation_share).*data\.validation"),
+        ([0, 0, 1, 1], "aabb", r"data\.duplicates=keep"),
+    ],
+)
+def test_what_leaves_nothing_to_validate_on_is_told_a_key_that_helps(labels, texts, cure):
+    with pytest.raises(DataError, match=cure):
+        hold_out(labels, 0.1, 0, "here", texts)
+
+
 @given(many_counts, st.integers(0, 5), st.data())
 def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, data):
     whole = made(class_counts)

@@ -432,6 +432,7 @@ CUT = (
         *(("a.jsonl", {"text": "In Rome", "entities": spans}, {}, said) for spans, said in CUT),
         ("a.conll", "a O\nb x O\n", {}, "a.conll, line 2: 3 columns, and the lines before have 2"),
         ("a.conll", "a\nb\n", {}, "line 1: 1 columns, and a word and a tag are two"),
+        ("a.csv", "Sentence #,Word,Tag\n1,a,O\n", {}, "lines before have 2. Tabs or blanks"),
         ("a.conll", "a O\n", {"tag": 5}, "line 1: it has 2 columns, and data.word=0 or data.tag=5"),
         ("a.conll", "\tO\n", {}, "line 1: the word is empty"),
         ("a.conll", "\n\n", {}, "a.conll has no sentences"),

@@ -141,6 +141,8 @@ def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
         width = width or len(cells)
         if len(cells) != width or width < 2:
             usual = f"the lines before have {width}" if width > 1 else "a word and a tag are two"
+            if line.count(",") >= len(cells):
+                cure = " Tabs or blanks part columns, commas do not; or give JSON lines."
             raise DataError(f"{path}, line {number}: {len(cells)} columns, and {usual}.{cure}")
         try:
             return cells[columns.word].strip(" "), cells[int(columns.tag)].strip(" ")
