@@ -168,9 +168,8 @@ class CrossView(BesideMainHead[UnitObjective]):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each view's divergence, summed over what it sees, in float32."""
-        # A pass of its own without gradients: another loss may need those of `encoded`.
-        with torch.no_grad():
-            target_NC = self.main.scores(model, batch, Encoding(model, batch))
+        # Of a pass of its own: another loss may need the gradients of `encoded`.
+        target_NC = self.main.fixed_scores(model, batch)
         sums = {}
         for view, objective in self.objectives.items():
             part = select_view(batch, view)

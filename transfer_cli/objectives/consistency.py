@@ -5,7 +5,6 @@ Legend: B batch, T positions, N texts, questions or words; C labels, choices or 
 
 import logging
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,11 +140,11 @@ class Consistency(OfMainHead):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the divergence, summed over texts, questions or words, in float32."""
         main = self.main
-        # A pass of its own without gradients: another loss may need those of `encoded`.
-        with nullcontext() if self.symmetric else torch.no_grad():
-            first = encoded if self.symmetric else Encoding(model, batch)
-            scores_NC = main.scores(model, batch, first)
-            target_NC = main.soften(scores_NC, self.temperature)
+        if self.symmetric:
+            scores_NC = main.scores(model, batch, encoded)
+        else:  # of a pass of its own: another loss may need the gradients of `encoded`
+            scores_NC = main.fixed_scores(model, batch)
+        target_NC = main.soften(scores_NC, self.temperature)
         copy = select_view(batch, "copy")
         other_NC = main.scores(model, copy, Encoding(model, copy))
         each_N = main.divergence(target_NC, other_NC)
