@@ -18,7 +18,7 @@ from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.paraphrases import read_paraphrases
 from transfer_cli.data.split import Dataset, Split
-from transfer_cli.errors import ConfigError, DataError, above_zero, one_of, raised_as
+from transfer_cli.errors import ConfigError, DataError, above_zero, check_share, one_of, raised_as
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
@@ -61,8 +61,7 @@ class Consistency(OfMainHead):
 
     def __post_init__(self) -> None:
         one_of("perturb", self.perturb, (*_UNCHANGED, *PERTURBATIONS), ValueError)
-        if not 0 < self.rate < 1:
-            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
+        check_share("rate", self.rate)
         if not 0 <= self.confidence < 1:
             raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
         above_zero("temperature", self.temperature)
