@@ -180,7 +180,7 @@ def between(
 def check_share(key: str, share: float) -> None:
     """Raise `ValueError` unless an option is a share, between 0 and 1."""
     if not 0 < share < 1:
-        raise ValueError(f"{key} is {share}, expected between 0 and 1.")
+        raise ValueError(f"{key} must be between 0 and 1, got {share}")
 
 
 def count_or_auto(key: str, value: int | str) -> None:

@@ -141,7 +141,7 @@ class LastK(Average):
 
     def on_validation(self) -> None:
         """Keep the weights in place of the oldest."""
-        del self._copies[: len(self._copies) - self._last + 1]
+        self._copies = self._copies[1 - self._last :]
         self._copies.append(self._copy_tensors())
 
     def _values(self) -> list[Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from transfer_cli.batch import Batch, IdleBatch
 from transfer_cli.engine import distributed
@@ -17,10 +17,12 @@ from transfer_cli.model.transfer_model import LayerGroup
 def skips_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.GradScaler) -> bool:
     """Return whether the device itself can skip a step, so that the host need not wait for it.
 
-    A fused optimizer skips a step if its `found_inf` is set.
+    A fused optimizer skips a step if its `found_inf` is set; but the momentum of torch's SGD would
+    begin with what lay in the memory, if that is its first step.
     """
     fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return fused and not scaler.is_enabled() and not distributed.is_sharded(model)
+    waits = scaler.is_enabled() or isinstance(optimizer, SGD)
+    return fused and not waits and not distributed.is_sharded(model)
 
 
 class HostCopy:

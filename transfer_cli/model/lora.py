@@ -89,8 +89,8 @@ class Decomposed(LowRank):
 
     def _gain(self, weight: Tensor) -> Tensor:
         """Return m / ||W_0 + scale x B A|| of each row."""
-        with torch.no_grad():
-            norm = _norm_of_rows(weight + self.matrix())
+        # Not by `no_grad`: torch before 2.11 keeps what autocast makes of A there, untrained.
+        norm = _norm_of_rows(weight + self.matrix()).detach()
         # A row of zeros has a magnitude of 0 as well.
         return self.magnitude / norm.clamp(min=torch.finfo(norm.dtype).tiny)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, Counts, Sums, select_view
 from transfer_cli.data.split import Split, TextStats
-from transfer_cli.errors import ConfigError, RunError, one_of
+from transfer_cli.errors import ConfigError, RunError, check_share, one_of
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.model.shape import BackboneShape
@@ -120,8 +120,7 @@ class CrossView(BesideMainHead[UnitObjective]):
             raise ValueError(f"views is empty; give some of {', '.join(VIEWS)}")
         for view in views:
             one_of("views", view, VIEWS, ValueError)
-        if not 0 < rate < 1:
-            raise ValueError(f"rate must be between 0 and 1, got {rate}")
+        check_share("rate", rate)
         self.views = tuple(dict.fromkeys(views))
         self._hide = Mask(rate)
 
@@ -168,9 +167,8 @@ class CrossView(BesideMainHead[UnitObjective]):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each view's divergence, summed over what it sees, in float32."""
-        # A pass of its own without gradients: another loss may need those of `encoded`.
-        with torch.no_grad():
-            target_NC = self.main.scores(model, batch, Encoding(model, batch))
+        # Of a pass of its own: another loss may need the gradients of `encoded`.
+        target_NC = self.main.fixed_scores(model, batch)
         sums = {}
         for view, objective in self.objectives.items():
             part = select_view(batch, view)

@@ -5,7 +5,6 @@ Legend: B batch, T positions, N texts, questions or words; C labels, choices or 
 
 import logging
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.paraphrases import read_paraphrases
 from transfer_cli.data.split import Dataset, Split
-from transfer_cli.errors import ConfigError, DataError, above_zero, one_of, raised_as
+from transfer_cli.errors import ConfigError, DataError, above_zero, check_share, one_of, raised_as
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
@@ -62,8 +61,7 @@ class Consistency(OfMainHead):
 
     def __post_init__(self) -> None:
         one_of("perturb", self.perturb, (*_UNCHANGED, *PERTURBATIONS), ValueError)
-        if not 0 < self.rate < 1:
-            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
+        check_share("rate", self.rate)
         if not 0 <= self.confidence < 1:
             raise ValueError(f"confidence must be in [0, 1), got {self.confidence}")
         above_zero("temperature", self.temperature)
@@ -141,11 +139,11 @@ class Consistency(OfMainHead):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the divergence, summed over texts, questions or words, in float32."""
         main = self.main
-        # A pass of its own without gradients: another loss may need those of `encoded`.
-        with nullcontext() if self.symmetric else torch.no_grad():
-            first = encoded if self.symmetric else Encoding(model, batch)
-            scores_NC = main.scores(model, batch, first)
-            target_NC = main.soften(scores_NC, self.temperature)
+        if self.symmetric:
+            scores_NC = main.scores(model, batch, encoded)
+        else:  # of a pass of its own: another loss may need the gradients of `encoded`
+            scores_NC = main.fixed_scores(model, batch)
+        target_NC = main.soften(scores_NC, self.temperature)
         copy = select_view(batch, "copy")
         other_NC = main.scores(model, copy, Encoding(model, copy))
         each_N = main.divergence(target_NC, other_NC)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch, Counts, Sums
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.errors import ConfigError, at_least, check_share
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel, exp_or_inf
@@ -56,8 +56,7 @@ class MaskedLM(LanguageModel):
     copies: int = field(default=10, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
+        check_share("rate", self.rate)
         at_least("copies", self.copies, 1)
 
     def setup(self, info: TaskInfo) -> None:

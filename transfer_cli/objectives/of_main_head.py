@@ -5,7 +5,6 @@ Legend: B batch, T positions, N texts, questions or words; C labels, choices or 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +42,8 @@ class OfMainHead(Objective):
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
         self.main = main_objective(info)
-        any_text = self.main.units_are_examples
-        if not any_text and _task_name(info.task) != _task_name(self.main.info.task):
+        tasks = () if self.main.units_are_examples else (info.task, self.main.info.task)
+        if len({getattr(task, "name", None) for task in tasks}) > 1:
             raise ConfigError(
                 f"losses.{info.name}.stream: {type(self.main).__name__} answers parts of an "
                 "example, and these examples do not say which; take main, or a stream of rest or "
@@ -60,10 +59,6 @@ class OfMainHead(Objective):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"loss": self.main.num_units(batch)}
-
-
-def _task_name(task: Any) -> str | None:
-    return None if task is None else task.name
 
 
 @dataclass(eq=False, repr=False)

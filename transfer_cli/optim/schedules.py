@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from transfer_cli.errors import at_least
+from transfer_cli.errors import at_least, check_share
 
 
 class Schedule(ABC):
@@ -129,8 +129,7 @@ class Slanted(Schedule):
 
     def __init__(self, cut: float = 0.1, ratio: float = 32.0) -> None:
         super().__init__()
-        if not 0 < cut < 1:
-            raise ValueError(f"cut must be between 0 and 1, got {cut}")
+        check_share("cut", cut)
         at_least("ratio", ratio, 1)
         self.cut = cut
         self.ratio = ratio

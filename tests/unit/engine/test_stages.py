@@ -381,16 +381,17 @@ def test_the_moving_average_is_that_of_torch(steps):
     assert changes == statistics | {n for n in TRAINS if steps > LATER or n[0] != "0"}
 
 
-def test_the_mean_of_the_last_weights_is_that_of_torch():
+@pytest.mark.parametrize("last", [2, 3, 5])
+def test_the_mean_of_the_last_weights_is_that_of_torch(last):
     model = a_model()
-    average, snapshots = LastK(model, TRAINS, 3), []
+    average, snapshots = LastK(model, TRAINS, last), []
 
-    for done in trained(model, average, 20):
+    for done in trained(model, average, 28):
         if done % 4 == 0:
             average.on_validation()
             snapshots.append(copy.deepcopy(model))
             theirs = AveragedModel(model, use_buffers=True)
-            for snapshot in snapshots[-3:]:
+            for snapshot in snapshots[-last:]:
                 theirs.update_parameters(snapshot)
             assert_close(averaged(model, average), floats(theirs.module), rtol=1e-6, atol=1e-7)
             assert tiny.same(floats(model), floats(snapshots[-1]))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
+from tests.earlier_torch import EarlierAutocast
 from transfer_cli.adaptation.edit import apply_edit
 from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.model.added import (
@@ -196,6 +197,16 @@ def test_the_norm_of_dora_is_a_constant_to_the_backward_pass():
     up = update.up.detach().requires_grad_()
     (gain * (hidden @ (update.scale * up @ update.down.detach()).T)).sum().backward()
     assert_close(update.up.grad, up.grad)
+
+
+def test_dora_learns_all_of_it_though_torch_keeps_what_it_casts(monkeypatch):
+    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
+    tiny.lively(layer)
+
+    with EarlierAutocast(monkeypatch):
+        layer(torch.ones(3, 16)).float().square().sum().backward()
+
+    assert all(parameter.grad is not None for parameter in layer.lora.parameters())
 
 
 def test_a_row_of_zeros_stays_one_under_dora():

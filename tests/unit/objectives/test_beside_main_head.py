@@ -6,12 +6,14 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
+from tests.earlier_torch import EarlierAutocast
 from tests.tiny import sums
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import VIEWS, CrossView, SliceHeads
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.runs.slices import Slice
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.choice.task import MultipleChoice
@@ -67,6 +69,20 @@ def test_a_head_learns_the_divergence_of_its_view_from_the_whole():
 
     assert_close(sums(objective, model, batch)["left"], wanted)
     assert objective.counts(batch) == dict.fromkeys(VIEWS, 6)
+
+
+@pytest.mark.parametrize("make", [CrossView, lambda: Consistency("delete", rate=0.5)])
+def test_a_pass_trains_though_torch_keeps_what_one_without_gradients_has_cast(make, monkeypatch):
+    objective = make()
+    model = tiny.model(Classification(dropout=0), objective).eval()
+    tiny.lively(model)
+    batch = objective.prepare(tiny.Questions().batch(np.arange(6)), NOISE)
+
+    with EarlierAutocast(monkeypatch):
+        torch.stack([*sums(objective, model, batch).values()]).sum().backward()
+
+    for name, weight in model.backbone.blocks.named_parameters():
+        assert weight.grad is not None, name
 
 
 def test_no_gradient_flows_through_what_the_main_head_says():
