@@ -54,17 +54,14 @@ class Template:
 
     def fill(self, text: str, pair: str | None, label: str) -> str:
         """Return an item."""
-        values = {"text": text, "pair": pair or "", "label": label}
-        return _FIELDS.sub(lambda field: values[field[1]], self.item)
+        return _filled(self.item, text, pair, label)
 
     def prompt(self, items: Sequence[str], text: str, pair: str | None) -> str:
         """Return a prompt up to its answer, after so many items.
 
         The space before the answer is part of the answer: that is how tokens are cut.
         """
-        values = {"text": text, "pair": pair or ""}
-        last = _FIELDS.sub(lambda field: values[field[1]], self._before.rstrip(" "))
-        return self.join([*items, last])
+        return self.join([*items, _filled(self._before.rstrip(" "), text, pair)])
 
     def join(self, items: Sequence[str]) -> str:
         """Return the head and items, one after the other."""
@@ -82,6 +79,11 @@ class Template:
     @property
     def _before(self) -> str:
         return self.item[: self.item.index(LABEL)]
+
+
+def _filled(item: str, text: str, pair: str | None, label: str = "") -> str:
+    values = {"text": text, "pair": pair or "", "label": label}
+    return _FIELDS.sub(lambda field: values[field[1]], item)
 
 
 def encode_ending(layout: PromptLayout, prompt: str, answer: str) -> Ending:
