@@ -86,13 +86,11 @@ def _run_and_show(
         write_out("\n".join(f"{lead}{terminal_text(text.text)}\n" for text in continuation.texts))
     return [
         {
-            "prompt": prompt,
-            "text": text.text,
-            "tokens": text.tokens,
+            "prompt": prompt, "text": text.text, "tokens": text.tokens,
             "ended": text.finish_reason or continuation.limit,
         }
         for text in continuation.texts
-    ]
+    ]  # fmt: skip
 
 
 def _check_config(config: GenerateConfig) -> None:

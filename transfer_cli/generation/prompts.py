@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.generation.likelihood import Ending
+from transfer_cli.generation.likelihood import Ending, encode_scored
 from transfer_cli.generation.prompt_layout import PromptLayout
 
 LABEL = "{label}"
@@ -94,7 +94,7 @@ def encode_ending(layout: PromptLayout, prompt: str, answer: str) -> Ending:
     first = next((at for at, (one, other) in enumerate(pairs) if one != other), len(alone))
     if first >= len(tokens):
         raise ConfigError(f"prompt.words: {answer!r} has no tokens of its own; choose other words")
-    return Ending(tokens, first) if first else Ending(layout.encode_scored(prompt + answer), 1)
+    return Ending(tokens, first) if first else Ending(encode_scored(layout, prompt + answer), 1)
 
 
 def draw_shots(labels: Sequence[int], shots: int, seed: int) -> list[int]:
