@@ -13,8 +13,9 @@ from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.config.schema import ChatConfig, GenerateConfig
 from transfer_cli.data.chat_template import Message
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least
-from transfer_cli.generation.decoding import TokenSampler
+from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.generation.decoding import TokenSampler, draw_tokens
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.objectives.replies import Continued
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask, NextUtterance
 from transfer_cli.terminal import write_out
@@ -73,6 +74,8 @@ def _answer_as_dialog(
 ) -> None:  # fmt: skip
     most, persona, history = config.max_tokens or 20, texts_of(config.persona, "persona"), []
     sampling, sampler = sampling_of(config), TokenSampler(config.seed, 1)
+    tokenizer = trained.start.tokenizer
+    allowed_V = PromptLayout(tokenizer, answer_end=tokenizer.cls).allowed_tokens()
     room = trained.length - most
     if room < 1:
         raise ConfigError(
@@ -81,15 +84,12 @@ def _answer_as_dialog(
         )
 
     def pick(logits_RV: Tensor) -> Tensor:
-        if not logits_RV.amax(1).isfinite().all():
-            raise NotFiniteError("run: its prediction")
-        drawn = sampler(sampling.probabilities(objective.reply_logits(logits_RV)))
-        return drawn.to(logits_RV.device)
+        return draw_tokens(logits_RV, sampling, sampler, allowed_V).to(logits_RV.device)
 
     for line in _typed_lines():
         history.append(line)
         example = DialogExample(persona, history, ())
-        context, _ = task.context(example, trained.start.tokenizer, room)
+        context, _ = task.context(example, tokenizer, room)
         begin_R, tokens_RT, segment_RT = (
             torch.tensor(values, device=precision.device)
             for values in ([len(context.tokens)], [context.tokens], [context.speakers])

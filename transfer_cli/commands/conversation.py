@@ -33,10 +33,7 @@ class ChatPrompter:
         return Prompt(PromptLayout(tokenizer, answer_end=self.task.end_in(tokenizer)), tokens)
 
     def prompt_within(self, messages: list[Message], most: int) -> Prompt:
-        """Return the same, where `most` tokens have room; the oldest turns are taken away.
-
-        No room is made beyond half of the positions, so that something of what was said is left.
-        """
+        """Take the oldest turns away until `most` tokens have room, or half of the positions."""
         shape = self.trained.start.description.shape
         room = shape.positions - min(most, shape.positions // 2)
         while True:

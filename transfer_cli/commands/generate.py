@@ -55,16 +55,15 @@ def generate(config: GenerateConfig) -> None:
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
     if not asks:
-        rows = _run_and_show(Continuation(trained, precision, prompt, config), prompt, config)
+        asked = [(Continuation(trained, precision, prompt, config), prompt)]
     else:
-        rows, path, asked = [], Path(config.messages or "").expanduser(), []
+        asked, path = [], Path(config.messages or "").expanduser()
         with open_chat_prompter(trained) as prompter:
             for number, example in enumerate(read_conversations(path, prompter.task), 1):
                 with raised_as(ConfigError, f"messages: {path}, number {number}: ", ConfigError):
                     continued = Continuation(trained, precision, prompter.prompt(example), config)
                 asked.append((continued, str(example.messages[-1]["content"])))
-        for continued, said in asked:
-            rows += _run_and_show(continued, said, config)
+    rows = [row for continued, said in asked for row in _run_and_show(continued, said, config)]
     if config.output is not None:
         write_json_lines(config.output, rows)
 
@@ -87,13 +86,11 @@ def _run_and_show(
         write_out("\n".join(f"{lead}{terminal_text(text.text)}\n" for text in continuation.texts))
     return [
         {
-            "prompt": prompt,
-            "text": text.text,
-            "tokens": text.tokens,
+            "prompt": prompt, "text": text.text, "tokens": text.tokens,
             "ended": text.finish_reason or continuation.limit,
         }
         for text in continuation.texts
-    ]
+    ]  # fmt: skip
 
 
 def _check_config(config: GenerateConfig) -> None:

@@ -154,7 +154,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
             kv_cache = kv_cache.fork(rows, most)
             if uses_graph:
                 graph = _token_graph(model, kv_cache, rows, segment, prefix)
-        tokens_B = _draw_tokens(logits_BV, sampling, sampler, allowed_V).tolist()
+        tokens_B = draw_tokens(logits_BV, sampling, sampler, allowed_V).tolist()
         yield tokens_B
         new_B1 = torch.tensor(tokens_B, device=device)[:, None]
         read_BT = new_B1 if use_cache else torch.cat([read_BT.expand(rows, -1), new_B1], dim=1)
@@ -186,14 +186,15 @@ def continue_texts(
     logits_BV = texts.first().expand(rows, -1)
     rows_B: Tensor | None = torch.zeros(rows, dtype=torch.long, device=logits_BV.device)
     for _ in range(max_new_tokens):
-        tokens_B = _draw_tokens(logits_BV, sampling, sampler, allowed_V)
+        tokens_B = draw_tokens(logits_BV, sampling, sampler, allowed_V)
         yield tokens_B.tolist()
         logits_BV, rows_B = texts.next(tokens_B.to(logits_BV.device), rows_B), None
 
 
-def _draw_tokens(
+def draw_tokens(
     logits_BV: Tensor, sampling: Sampling, sampler: TokenSampler, allowed_V: Tensor
 ) -> Tensor:
+    """Draw the next token of each text, `[B]`, from those where `allowed_V` is True."""
     # A head may rule a token out with -inf; the largest is NaN where any is.
     if not logits_BV.amax(1).isfinite().all():
         raise NotFiniteError("run: its prediction")

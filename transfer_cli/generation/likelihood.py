@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transfer_cli.errors import NotFiniteError
 from transfer_cli.fitting import halve_if_out_of_memory
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.vocabulary_loss import CHUNK_ELEMENTS
@@ -97,6 +98,13 @@ def score_and_predict(
         rows, batch, lambda some: _score_rows(model, some, padding, allowed_V)
     )
     return [ScoredTokens(row[:, 0].tolist(), row[:, 1].long().tolist()) for row in numbers]
+
+
+def encode_scored(layout: PromptLayout, text: str) -> list[int]:
+    """Return the tokens of a text behind what stands before it, if only the end of another."""
+    tokens, tokenizer = layout.encode(text), layout.tokenizer
+    is_first = layout.line_end is None and layout.before_text is None
+    return [tokenizer.sep, *tokens] if is_first else tokens
 
 
 class PrefixScorer:

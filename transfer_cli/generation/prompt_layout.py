@@ -63,15 +63,6 @@ class PromptLayout:
         rows = self.tokenizer.encode_batch(text.split("\n"))
         return [token for row in rows for token in (self.line_end, *row)] if any(rows) else []
 
-    def encode_scored(self, text: str) -> list[int]:
-        """Return the tokens of a text of which each has one before it, as far as it has any.
-
-        Where nothing stands before a text, it is the one that ends a text.
-        """
-        tokens = self.encode(text)
-        is_first = self.line_end is None and self.before_text is None
-        return [self.tokenizer.sep, *tokens] if is_first else tokens
-
     def drops_space(self, text: str, tokens: Sequence[int]) -> bool:
         """Return whether a prompt ends in a space that its tokens do not hold."""
         goes_on = self.answer_end is None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.generation.likelihood import Ending
+from transfer_cli.generation.likelihood import Ending, encode_scored
 from transfer_cli.generation.prompt_layout import PromptLayout
 
 LABEL = "{label}"
@@ -54,17 +54,14 @@ class Template:
 
     def fill(self, text: str, pair: str | None, label: str) -> str:
         """Return an item."""
-        values = {"text": text, "pair": pair or "", "label": label}
-        return _FIELDS.sub(lambda field: values[field[1]], self.item)
+        return _filled(self.item, text, pair, label)
 
     def prompt(self, items: Sequence[str], text: str, pair: str | None) -> str:
         """Return a prompt up to its answer, after so many items.
 
         The space before the answer is part of the answer: that is how tokens are cut.
         """
-        values = {"text": text, "pair": pair or ""}
-        last = _FIELDS.sub(lambda field: values[field[1]], self._before.rstrip(" "))
-        return self.join([*items, last])
+        return self.join([*items, _filled(self._before.rstrip(" "), text, pair)])
 
     def join(self, items: Sequence[str]) -> str:
         """Return the head and items, one after the other."""
@@ -84,6 +81,11 @@ class Template:
         return self.item[: self.item.index(LABEL)]
 
 
+def _filled(item: str, text: str, pair: str | None, label: str = "") -> str:
+    values = {"text": text, "pair": pair or "", "label": label}
+    return _FIELDS.sub(lambda field: values[field[1]], item)
+
+
 def encode_ending(layout: PromptLayout, prompt: str, answer: str) -> Ending:
     """Return the tokens of a prompt and its answer; the answer begins where they differ."""
     alone, tokens = layout.encode(prompt), layout.encode(prompt + answer)
@@ -92,7 +94,7 @@ def encode_ending(layout: PromptLayout, prompt: str, answer: str) -> Ending:
     first = next((at for at, (one, other) in enumerate(pairs) if one != other), len(alone))
     if first >= len(tokens):
         raise ConfigError(f"prompt.words: {answer!r} has no tokens of its own; choose other words")
-    return Ending(tokens, first) if first else Ending(layout.encode_scored(prompt + answer), 1)
+    return Ending(tokens, first) if first else Ending(encode_scored(layout, prompt + answer), 1)
 
 
 def draw_shots(labels: Sequence[int], shots: int, seed: int) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from transfer_cli.data.cloze import MinimalPair
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
-from transfer_cli.generation.likelihood import Ending, Gap, score_rows
+from transfer_cli.generation.likelihood import Ending, Gap, encode_scored, score_rows
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.transfer_model import TransferModel
@@ -53,7 +53,7 @@ class SentenceScorer:
 
     def _causal_ending(self, text: str, layout: PromptLayout) -> Ending:
         """Return the tokens of a sentence as a causal model reads them."""
-        tokens = layout.encode_scored(text) if self.scores_first else layout.encode(text)
+        tokens = encode_scored(layout, text) if self.scores_first else layout.encode(text)
         self._check(text, len(tokens), least=2)
         return Ending(tokens, 1)
 

@@ -5,6 +5,7 @@ import hmac
 import json
 import math
 import threading
+from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -95,14 +96,13 @@ class Service:
         self._interface = openapi(self.names)
 
     def _serve_model(self, name: str, model: LoadedModel) -> Served:
-        limits = self._limits
-        count_batch = partial(self._metrics.count_batch, name)
-        worker = Worker(limits.wait_ms / 1000, limits.queue, count_batch)
+        count, limits = partial(self._metrics.count_batch, name), self._limits
         kinds = {
             "predict": Kind(model.answers, limits.batch),
             "embed": Kind(lambda texts: model.embed(texts).tolist(), limits.batch),
             "generate": Kind(lambda streams: [stream.run() for stream in streams], 1),
         }
+        worker = Worker(limits.wait_ms / 1000, limits.queue, count)
         return Served(name, model, worker, {ability: kinds[ability] for ability in model.abilities})
 
     @property
@@ -305,12 +305,9 @@ class Service:
 
     async def _answers(self, request: Request, job: Job) -> list[Any]:
         """Wait for answers, which are given up when it takes too long or nobody waits for them."""
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone, limit = asyncio.ensure_future(_disconnected(request)), self._limits.timeout_seconds
         try:
-            await asyncio.wait(
-                (job.answers, gone), timeout=self._limits.timeout_seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )  # fmt: skip
+            await asyncio.wait((job.answers, gone), timeout=limit, return_when=FIRST_COMPLETED)
             if job.answers.done():
                 return job.answers.result()
             raise ClientDisconnect if gone.done() else TimeoutError

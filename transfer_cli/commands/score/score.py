@@ -198,9 +198,6 @@ def _print_findings(path: Path, findings: Findings, part: tuple[int, int] | None
 SHOWN = 5
 """Most labels for which it is shown how often they were said."""
 
-Words = Sequence[Sequence[str]]
-"""The words of each label."""
-
 
 @dataclass(frozen=True)
 class PromptExample:
@@ -208,7 +205,7 @@ class PromptExample:
 
     text: str
     pair: str | None
-    words: Words
+    words: Sequence[Sequence[str]]
     label: int
     shown: str
 
@@ -364,7 +361,7 @@ class PromptedData:
         item, head = text_of(asked.item, "prompt.item"), text_of(asked.head, "prompt.head")
         self._template = Template(item.replace("\\n", "\n"), head.replace("\\n", "\n"))
         words = _typed_words(asked.words)
-        self._words: Words = ()
+        self._words: Sequence[Sequence[str]] = ()
         if not self._is_choice:
             self._words = label_words(words, self._data.labels, "prompt.words")
         elif words:
@@ -412,10 +409,7 @@ class PromptedData:
         norm, labels = self._asked.norm, self._data.labels
         probabilities = prompter.ask(examples)
         bias_C = None
-        variants = {
-            name: [by_norm[name] for by_norm in probabilities]
-            for name in dict.fromkeys(("none", norm))
-        }
+        variants = {name: [one[name] for one in probabilities] for name in probabilities[0]}
         if self._asked.calibrate:
             # Another [MASK] would be a second gap.
             texts = [text for text in CONTENT_FREE if prompter.is_causal or text != "[MASK]"]

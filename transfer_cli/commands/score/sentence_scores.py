@@ -120,10 +120,6 @@ class WordAsker:
             self._allowed_V = torch.zeros_like(self._allowed_V)
             self._allowed_V[single] = True
 
-    def rows(self, examples: Sequence[ClozeExample]) -> list[Ending | Gap | None]:
-        """Return what the model reads for each text; None: its word is not one that it may say."""
-        return [self._row(example) for example in examples]
-
     def ask(self, rows: Sequence[Ending | Gap]) -> list[ScoredTokens]:
         """Return what the model says of each word."""
         model, padding = self._trained.model, self._tokenizer.pad
@@ -133,7 +129,8 @@ class WordAsker:
         """Return the text of tokens."""
         return self._tokenizer.decode(list(tokens)).strip()
 
-    def _row(self, example: ClozeExample) -> Ending | Gap | None:
+    def row(self, example: ClozeExample) -> Ending | Gap | None:
+        """Return what the model reads for a text; None: its word is not one that it may say."""
         row: Ending | Gap
         if self._is_causal:
             if any(character.isalnum() for character in example.after):
@@ -164,8 +161,8 @@ class WordAsker:
 
 def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
     """Return how often the model's first choice is the word, all its tokens."""
-    rows = asker.rows(examples)
-    kept = [(number, row) for number, row in enumerate(rows) if row is not None]
+    rows = enumerate(map(asker.row, examples))
+    kept = [(number, row) for number, row in rows if row is not None]
     if not kept:
         raise DataError("data: no answer is a word that this model may say: one of one token.")
     items = []

@@ -430,9 +430,10 @@ class NextUtterance(MultipleChoice):
         tokens_BT, segment_BT = (
             _of_right_candidate(batch, batch[name]) for name in ("tokens", "segment")
         )
+        vocabulary, end = self.info.vocabulary, self.info.vocabulary.cls
         texts = Continued(model, tokens_BT, segment_BT, begin_B, max_tokens=self.reply_tokens)
         predicted = texts.pick_tokens(
-            lambda logits: self.reply_logits(logits).argmax(1), self.info.vocabulary.cls
+            lambda logits: mask_special_tokens(logits, vocabulary, end).argmax(1), end
         )
         total = 0.0
         for row, target, has in zip(predicted.tolist(), target_BT, has_target_BT, strict=True):
@@ -442,10 +443,6 @@ class NextUtterance(MultipleChoice):
     def text_of(self, reply: list[int]) -> str:
         """Return the text of a reply up to its end."""
         return decode_until(reply, self.info.vocabulary, self.info.vocabulary.cls)
-
-    def reply_logits(self, logits_RV: Tensor) -> Tensor:
-        """Return logits with -inf at special tokens but the one that ends a reply."""
-        return mask_special_tokens(logits_RV, self.info.vocabulary, self.info.vocabulary.cls)
 
 
 def _of_right_candidate(batch: Batch, values_BCT: Tensor) -> Tensor:
