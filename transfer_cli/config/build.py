@@ -320,8 +320,7 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
         word for choice in choices if get_origin(choice) is Literal for word in get_args(choice)
     ]
     close = did_you_mean(value, words) if isinstance(value, str) else ""
-    stop = "." if close else ""
-    raise ConfigError(f"{key}: expected {_noun(kind)}, got {_repr(value)}{stop}{close}".rstrip("."))
+    raise ConfigError(f"{key}: expected {_noun(kind)}, got {_repr(value)}.{close}".rstrip("."))
 
 
 def _convert_literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:

@@ -370,13 +370,11 @@ def hold_out(
     if not chosen:
         texts = f", {len(units)} different texts, which data.duplicates keeps together"
         enough = math.ceil(100 * len(counts) / len(strata)) / 100  # for one of each kind
-        cure = "Raise data.validation_share"
+        cure = f"Type data.validation_share={enough}" if share < enough < 1 else "Raise it"
         if len(units) == len(counts):  # training keeps one of each, whatever the share
             cure = "Say data.duplicates=keep" if len(units) < len(strata) else f"Give more {noun}"
-        elif share < enough < 1:
-            cure = f"Type data.validation_share={enough}"
         raise DataError(
-            f"{where}: a validation share of {share} leaves nothing to validate on "
+            f"{where}: data.validation_share={share} leaves nothing to validate on "
             f"({len(strata)} {noun}{f' of {len(counts)} kinds' * (len(counts) > 1)}"
             f"{texts * (len(units) < len(strata))}). {cure}, or name data.validation."
         )

@@ -124,7 +124,7 @@ def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, sha
     if int(share * total) == 0:
         with pytest.raises(DataError, match="leaves nothing") as refused:
             hold_out(labels_of(examples), share, seed, "here")
-        cure = re.search(r"validation_share=([\d.]+)", str(refused.value))
+        cure = re.search(r"Type .*share=([\d.]+)", str(refused.value))
         if cure is not None:  # what it names is enough
             hold_out(labels_of(examples), float(cure[1]), seed, "here")
         return
@@ -143,7 +143,7 @@ def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, sha
 @pytest.mark.parametrize(
     ("labels", "texts", "cure"),
     [
-        ([0, 0, 1], "abc", r"data\.validation_share=0\.67"),
+        ([0, 0, 1], "abc", r"Type data\.validation_share=0\.67"),
         ([0, 1], "ab", r"2 kinds\)(?!.*validation_share).*data\.validation"),
         ([0, 0, 1, 1], "aabb", r"data\.duplicates=keep"),
     ],
@@ -295,7 +295,7 @@ def test_a_format_that_the_name_does_not_tell_is_asked_for(write):
     ("rows", "message"),
     [
         (["a,x", "b,x"], "all examples have the label 'x'"),
-        (["a,x", "b,y", "c,z"], r"share of 0\.1 leaves nothing"),
+        (["a,x", "b,y", "c,z"], r"share=0\.1 leaves nothing"),
         (["a,x", "b,x", "c,y,z"], "line 4: 3 columns"),
         (["a,x", "b, "], "line 3: the label in 'label' is empty"),
         ([], "has no rows"),
