@@ -17,12 +17,10 @@ from transfer_cli.model.transfer_model import LayerGroup
 def skips_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.GradScaler) -> bool:
     """Return whether the device itself can skip a step, so that the host need not wait for it.
 
-    A fused optimizer skips a step if its `found_inf` is set; but the momentum of torch's SGD would
-    begin with what lay in the memory, if that is its first step.
+    A fused optimizer skips one if its `found_inf` is set; a first one makes SGD's momentum noise.
     """
-    fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-    waits = scaler.is_enabled() or isinstance(optimizer, SGD)
-    return fused and not waits and not distributed.is_sharded(model)
+    waits = scaler.is_enabled() or isinstance(optimizer, SGD) or distributed.is_sharded(model)
+    return not waits and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 class HostCopy:

@@ -157,14 +157,6 @@ class UnitObjective(Answering):
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the numbers that say what each unit is, in float32, `[N, C]`."""
 
-    def fixed_scores(self, model: TransferModel, batch: Batch) -> Tensor:
-        """Return `scores` of a pass of its own without gradients, for others to learn from."""
-        with torch.no_grad():
-            scores_NC = self.scores(model, batch, Encoding(model, batch))
-        # Before 2.11 torch keeps what autocast made of weights, so that no later pass trains them.
-        torch.clear_autocast_cache()
-        return scores_NC
-
     def calibrated(self, outputs: Tensor) -> Tensor:
         """Return outputs as the temperature of a finished run has them; else as they are."""
         temperature = getattr(self.info.task, "temperature", 1.0)

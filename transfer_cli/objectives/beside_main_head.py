@@ -23,7 +23,7 @@ from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
-from transfer_cli.objectives.of_main_head import main_objective
+from transfer_cli.objectives.of_main_head import fixed_scores, main_objective
 from transfer_cli.objectives.perturbations import Mask
 from transfer_cli.runs.slices import Slice, slice_masks
 from transfer_cli.seeds import ExampleNoise
@@ -167,8 +167,7 @@ class CrossView(BesideMainHead[UnitObjective]):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each view's divergence, summed over what it sees, in float32."""
-        # Of a pass of its own: another loss may need the gradients of `encoded`.
-        target_NC = self.main.fixed_scores(model, batch)
+        target_NC = fixed_scores(self.main, model, batch)
         sums = {}
         for view, objective in self.objectives.items():
             part = select_view(batch, view)

@@ -102,8 +102,7 @@ class Classification(SequenceObjective):
         self._progress = progress
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        count = batch_size(batch)
-        return {"loss": count} if self.annealing is None else {"loss": count, "share_kept": count}
+        return dict.fromkeys(self.weights, batch_size(batch))
 
     @property
     def num_outputs(self) -> int:
@@ -112,11 +111,8 @@ class Classification(SequenceObjective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the labels that are learnt from."""
         logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
-        cross_entropy = partial(
-            F.cross_entropy,
-            weight=self.class_weights_on(logits_BC.device),
-            label_smoothing=self.label_smoothing,
-        )
+        weight_C, smoothing = self.class_weights_on(logits_BC.device), self.label_smoothing
+        cross_entropy = partial(F.cross_entropy, weight=weight_C, label_smoothing=smoothing)
         if self.annealing is None:
             return {"loss": cross_entropy(logits_BC, label_B, reduction="sum")}
         loss_B = cross_entropy(logits_BC, label_B, reduction="none")

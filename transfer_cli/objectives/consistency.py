@@ -22,7 +22,7 @@ from transfer_cli.errors import ConfigError, DataError, above_zero, check_share,
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.of_main_head import OfMainHead
+from transfer_cli.objectives.of_main_head import OfMainHead, fixed_scores
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.seeds import ExampleNoise
 
@@ -141,8 +141,8 @@ class Consistency(OfMainHead):
         main = self.main
         if self.symmetric:
             scores_NC = main.scores(model, batch, encoded)
-        else:  # of a pass of its own: another loss may need the gradients of `encoded`
-            scores_NC = main.fixed_scores(model, batch)
+        else:
+            scores_NC = fixed_scores(main, model, batch)
         target_NC = main.soften(scores_NC, self.temperature)
         copy = select_view(batch, "copy")
         other_NC = main.scores(model, copy, Encoding(model, copy))

@@ -34,6 +34,14 @@ def main_objective(info: TaskInfo) -> UnitObjective:
     )
 
 
+def fixed_scores(main: UnitObjective, model: TransferModel, batch: Batch) -> Tensor:
+    """Return `main.scores` of a pass of its own: other losses need the gradients of theirs."""
+    with torch.no_grad():
+        scores_NC = main.scores(model, batch, Encoding(model, batch))
+    torch.clear_autocast_cache()  # torch before 2.11 goes on with casts without gradients
+    return scores_NC
+
+
 class OfMainHead(Objective):
     """A further loss of what the main head says of each unit, such as a text or a word."""
 

@@ -584,13 +584,11 @@ class Trainer:
         )
         if final.items:
             write_items(self._directory.items, final.items)
+        measured = {**results.measures, "forgetting": (forgetting or {}).get("after", {})}
         final_values = {
             f"{split}/{name}": value
-            for split, measures in results.measures.items()
+            for split, measures in measured.items()
             for name, value in without_details(measures).items()
-        } | {
-            f"forgetting/{name}": value
-            for name, value in (forgetting or {}).get("after", {}).items()
         }
         settings = hyperparameters(plain_values(self._config), results.presets)
         self._logger.write_final(settings, final_values, progress.step)
