@@ -175,8 +175,8 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
 
 
 def _value(group: Group, by: str) -> float | None:
-    spread = group.measures.get(by)
-    value = group.cost(by) if by in COSTS else spread and spread.mean
+    measured = {name: spread.mean for name, spread in group.measures.items()}
+    value = group.cost(by) if by in COSTS else measured.get(by)
     return None if value is None or math.isnan(value) else value
 
 

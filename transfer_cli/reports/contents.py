@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find_metric
-from transfer_cli.runs import slices
 from transfer_cli.runs.results import Measures, Results
 from transfer_cli.runs.stored_analyses import StoredAnalysis
 from transfer_cli.runs.untrusted import is_number, nested
@@ -28,6 +27,9 @@ CONFIDENCE = 95
 
 MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 """The tests of a comparison."""
+
+_OF_SLICES = Metric("accuracy/slice", higher_is_better=True, unit="fraction")
+"""How right the answers of a slice are, whatever a task measures."""
 
 LEARNT_NOTHING = "†"
 """The mark of a run that learnt next to nothing."""
@@ -151,7 +153,7 @@ class Spread:
 def metric_of(measure: str, metrics: Sequence[Metric]) -> Metric:
     """Return the declaration of a `split/measure`; of what nobody declares, less is better."""
     name = measure.partition("/")[2]
-    declared = find_metric(name, (*metrics, slices.ACCURACY))
+    declared = find_metric(name, (*metrics, _OF_SLICES))
     return declared or Metric(name or measure or "unnamed", higher_is_better=False)
 
 

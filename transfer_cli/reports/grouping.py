@@ -17,6 +17,8 @@ from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]
 
+_TEXT = ("data.", "tokenizer.")
+
 _ALWAYS_TOLD = frozenset({"init_from", "optimizer.lr"})
 """Keys that are told though a preset explains them: each scheme brings its own rate, and some begin
 with a model of another kind."""
@@ -61,15 +63,12 @@ def matches(settings: Settings, words: Mapping[str, str]) -> bool:
     )
 
 
-def first_difference(
-    some: Settings, others: Settings, parts: tuple[str, ...] = ("data.", "tokenizer.")
-) -> str:
+def first_difference(some: Settings, others: Settings, parts: tuple[str, ...] = _TEXT) -> str:
     """Return the first key in which runs differ, of text or tokenizer by default; "" for none."""
-    keys = sorted(key for key in {*some, *others} if key.startswith(parts))
-    for key in filter(is_setting, keys):
-        if canonical_text(some.get(key)) != canonical_text(others.get(key)):
-            return key
-    return ""
+    keys = sorted(key for key in {*some, *others} if key.startswith(parts) and is_setting(key))
+    ours, theirs = ([canonical_text(run.get(key)) for key in keys] for run in (some, others))
+    pairs = zip(keys, ours, theirs, strict=True)
+    return next((key for key, one, other in pairs if one != other), "")
 
 
 def varying_keys(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:

@@ -10,14 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.errors import DataError, one_of, raised_as
-from transfer_cli.metrics import Metric
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.safe_files import UnreadableError
 
 WRONG = "wrong"
-
-ACCURACY = Metric("accuracy/slice", higher_is_better=True, unit="fraction")
-"""How right the answers of a slice are, whatever a task measures."""
 
 
 @dataclass(frozen=True)

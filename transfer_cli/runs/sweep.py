@@ -146,9 +146,7 @@ class SweepDirectory:
             return None
         try:
             content = read_json(path)
-            known = {
-                name: content[name] for name in SweepJob.__dataclass_fields__ if name in content
-            }
+            known = {name: content[name] for name in content.keys() & SweepJob.__dataclass_fields__}
             lists = {
                 name: tuple(map(str, content.get(name, ()))) for name in ("overrides", "words")
             }
