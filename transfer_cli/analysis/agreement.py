@@ -9,7 +9,7 @@ import torch
 from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.assembly.language_models import sentence_scorer
 from transfer_cli.data.minimal_pairs import MAX_PAIRS, Agreement
-from transfer_cli.errors import at_least, between, one_of
+from transfer_cli.errors import at_least, between
 from transfer_cli.generation.sentences import (
     JudgedPair,
     accuracy_by_group,
@@ -40,7 +40,6 @@ class NumberAgreement(Analysis):
     shown: int = 20
 
     def __post_init__(self) -> None:
-        one_of("first", self.first, ("scored", "given"), ValueError)
         between("pairs", self.pairs, 1, MAX_PAIRS)
         at_least("shown", self.shown, 0)
 

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transfer_cli.assembly.finished_run import OpenedModel
 from transfer_cli.assembly.model import apply_edits, build_model
@@ -194,6 +196,16 @@ def records_that_fit(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
 def json_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
     """Return the content of a file that has every record, one a line."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+
+
+def batch_of_tokens(rows: Sequence[Tensor], pad: int) -> Batch:
+    """Return rows of tokens as a batch, padded on the right to the longest."""
+    lengths_S = torch.tensor([len(row) for row in rows])
+    return {
+        "tokens": pad_sequence(list(rows), batch_first=True, padding_value=pad),
+        "mask": torch.arange(int(lengths_S.max())) < lengths_S[:, None],
+        "index": torch.arange(len(rows)),
+    }
 
 
 class Analysis(ABC):

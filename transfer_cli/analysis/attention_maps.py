@@ -76,7 +76,9 @@ class AttentionMaps(Analysis):
         if not len(split.data):
             raise DataError(f"split: {split.name} holds no text to look at")
         texts = [
-            attention_maps(subject, sequence.cut(self.longest, keeps_end=_has_end(subject)))
+            attention_maps(
+                subject, sequence.cut(self.longest, keeps_end=subject.material.task is not None)
+            )
             for sequence in sequences_of(split, self._chosen_rows(split))
         ]
         summaries, num_texts = self._summarise(subject, split)
@@ -140,10 +142,6 @@ class AttentionMaps(Analysis):
         return summaries, len(summarised)
 
 
-def _has_end(subject: Subject) -> bool:
-    return subject.material.task is not None
-
-
 def _in_batches(
     subject: Subject, split: Split, rows: Sequence[int]
 ) -> Iterator[list[ReadSequence]]:
@@ -151,7 +149,8 @@ def _in_batches(
     heads = subject.model.backbone.shape.heads
     summarised = 512  # tokens of a text that summaries are made of: memory grows with their square
     sequences = [
-        one.cut(summarised, keeps_end=_has_end(subject)) for one in sequences_of(split, rows)
+        one.cut(summarised, keeps_end=subject.material.task is not None)
+        for one in sequences_of(split, rows)
     ]
     waiting: list[ReadSequence] = []
     at_once = 2**23  # probabilities of one place that are in memory at once

@@ -271,12 +271,9 @@ def _rounded(value: float) -> float:
 
 
 def _finding(
-    explainer: Explainer,
-    subject: Subject,
-    shown: Sequence[TextAttribution],
-    table: Sequence[Mapping[str, Any]],
-    measured: int,
-) -> Finding:
+    explainer: Explainer, subject: Subject, shown: Sequence[TextAttribution],
+    table: Sequence[Mapping[str, Any]], measured: int,
+) -> Finding:  # fmt: skip
     texts = [attribution.as_json() for attribution in shown]
     complete = sum(attribution.path.is_complete for attribution in shown)
     summary = (

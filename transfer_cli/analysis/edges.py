@@ -349,25 +349,22 @@ def _finding(
     )
     expected = expected_layer(scores)
     centre = sum(layer * share for layer, share in enumerate(shares))
-    rows = [
-        [str(layer), round(f1, 4), *([round(fresh[layer], 4)] if fresh else [])]
-        for layer, f1 in enumerate(scores)
-    ]
-    columns = ["layers up to", "micro-F1", *(["fresh weights"] if fresh else [])]
+    compared = {"fresh weights": fresh} if fresh else {}
+    by_layer = enumerate(zip(scores, *compared.values(), strict=True))
+    rows = [[str(layer), *(round(f1, 4) for f1 in both)] for layer, both in by_layer]
     layer = "unknown" if expected is None else f"{expected:.2f}"
     summary = (
         f"Spans: micro-F1 {scores[-1]:.3f} of {targets['scored']:,} targets with all layers, "
         f"{scores[0]:.3f} with the embeddings alone; the expected layer is {layer}, the centre of "
         f"gravity of the learnt mix {centre:.2f}."
     )
-    series = {"the model": scores} | ({"fresh weights": fresh} if fresh else {})
-    layers = list(range(len(scores)))
+    series, layers = {"the model": scores, **compared}, list(range(len(scores)))
     return Finding(
         "Edge probes",
         summary,
         {"labels": len(labels), **targets},
-        [FindingTable(columns, rows)],
-        {"micro_f1": Lines(series, layers, "layers up to", "micro-F1", ["fresh weights"])},
+        [FindingTable(["layers up to", "micro-F1", *compared], rows)],
+        {"micro_f1": Lines(series, layers, "layers up to", "micro-F1", [*compared])},
         data={
             "probes": list(entries),
             "labels": list(labels),

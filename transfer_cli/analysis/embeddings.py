@@ -6,13 +6,13 @@ Legend: V vocabulary, N vectors, D width.
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.analysis.analysis import Analysis, Subject, evenly_spread
-from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.pooling import Pooling
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.reports.finding import Finding, FindingTable, Points
@@ -77,9 +77,6 @@ class Embeddings(Analysis):
     pooling: Pooling = "mean"
 
     def __post_init__(self) -> None:
-        one_of("of", self.of, ("tokens", "texts"), ValueError)
-        one_of("order", self.order, get_args(Order), ValueError)
-        one_of("pooling", self.pooling, get_args(Pooling), ValueError)
         at_least("most", self.most, 3)
         at_least("neighbours", self.neighbours, 1)
         if self.of == "texts" and self.words is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transfer_cli.analysis.analysis import Subject, check_task, evenly_spread
+from transfer_cli.analysis.analysis import Subject, batch_of_tokens, check_task, evenly_spread
 from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.tokenizer import Tokenizer
@@ -140,6 +140,8 @@ class Explainer:
                 "number for a text; they take runs of classification, multilabel, regression, "
                 "choice and cloze, and causal language models"
             )
+        # A text is one of several choices then, of which it explains the one that is taken.
+        self.is_choice = isinstance(objective, MultipleChoice)
         knows_mask = has_mask and not self._model.backbone.causal
         self.removal: Removal = removal or ("mask" if knows_mask else "delete")
         self.baseline: Baseline = baseline or ("mask" if knows_mask else "pad")
@@ -149,11 +151,6 @@ class Explainer:
                 f"analysis.attributions.{key}: this tokenizer has no mask token of its own; take "
                 f"{'delete' if key == 'removal' else 'pad'}"
             )
-
-    @property
-    def is_choice(self) -> bool:
-        """Whether a text is one of several choices; the one that is taken is explained."""
-        return isinstance(self._objective, MultipleChoice)
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return what the model says of texts, `[K, C]`; of a language model log-probabilities.
@@ -237,13 +234,7 @@ class Explainer:
     def batch_of(self, rows: Sequence[TextRow]) -> Batch:
         """Return versions of a text as a batch on the device, never packed."""
         tokens, segments, gaps = zip(*rows, strict=True)
-        lengths_K = torch.tensor([len(row.tokens) for row in rows])
-        pad = self._subject.tokenizer.pad
-        batch = {
-            "tokens": pad_sequence(list(tokens), batch_first=True, padding_value=pad),
-            "mask": torch.arange(int(lengths_K.max())) < lengths_K[:, None],
-            "index": torch.arange(len(rows)),
-        }
+        batch = batch_of_tokens(tokens, self._subject.tokenizer.pad)
         batch["padded"] = ~batch["mask"].all()
         if segments[0] is not None:
             batch["segment"] = pad_sequence(list(segments), batch_first=True)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from transfer_cli.analysis.analysis import Subject
+from transfer_cli.analysis.analysis import Subject, batch_of_tokens
 from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.split import Split
 from transfer_cli.model.probes import set_probe
@@ -94,19 +94,10 @@ def _window_of(split: Split, row: int) -> tuple[int, str]:
 
 def batch_of(sequences: Sequence[ReadSequence], subject: Subject) -> Batch:
     """Return sequences as a batch on the device, padded on the right to the longest."""
-    lengths_S = torch.tensor([len(sequence.tokens) for sequence in sequences])
-
-    def padded(rows: list[Tensor], fill: int) -> Tensor:
-        return pad_sequence(rows, batch_first=True, padding_value=fill)
-
-    batch = {
-        "tokens": padded([sequence.tokens for sequence in sequences], subject.tokenizer.pad),
-        "mask": torch.arange(int(lengths_S.max())) < lengths_S[:, None],
-        "index": torch.arange(len(sequences)),
-    }
+    batch = batch_of_tokens([sequence.tokens for sequence in sequences], subject.tokenizer.pad)
     for name in sequences[0].by_position:
         rows = [sequence.by_position[name] for sequence in sequences]
-        batch[name] = padded(rows, _BY_POSITION[name])
+        batch[name] = pad_sequence(rows, batch_first=True, padding_value=_BY_POSITION[name])
     prefixes = [sequence.prefix for sequence in sequences if sequence.prefix is not None]
     if prefixes:
         batch["prefix"] = torch.stack(prefixes)

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from transfer_cli.data.labelled import INPUT
 from transfer_cli.data.split import Split, subsample
 from transfer_cli.engine.evaluation import Scores, evaluate, evaluation_noise, index_batches
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import ConfigError, NotFiniteError, at_least, between, one_of
+from transfer_cli.errors import ConfigError, NotFiniteError, at_least, between
 from transfer_cli.metrics import Metric, headlines_first
 from transfer_cli.model.probes import head_ones, set_gates, zero_unit
 from transfer_cli.model.transfer_model import TransferModel
@@ -159,8 +159,6 @@ class Importance(Analysis):
     def __post_init__(self) -> None:
         if self.most is not None:
             at_least("most", self.most, 1)
-        for kind in self.left_out:
-            one_of("left_out", kind, get_args(Kind), ValueError)
         between("random_orders", self.random_orders, 0, 1000)
 
     def __call__(self, subject: Subject) -> Finding:

@@ -61,11 +61,11 @@ class TokenProperties:
 
     def is_text(self, batch: Batch) -> Tensor:
         """Return which of the real tokens, row by row, are of texts."""
-        return self._is_text_V[_sequences(batch["tokens"])[_sequences(batch["mask"])]]
+        return self._is_text_V[batch["tokens"].flatten(0, -2)[batch["mask"].flatten(0, -2)]]
 
     def property_values(self, batch: Batch) -> Tensor:
         """Return the properties of the real tokens, row by row, `[N, P]` in float64."""
-        mask_ST, tokens_ST = _sequences(batch["mask"]), _sequences(batch["tokens"])
+        mask_ST, tokens_ST = batch["mask"].flatten(0, -2), batch["tokens"].flatten(0, -2)
         position_ST = (mask_ST.cumsum(1) - 1).double()
         parts = [position_ST[mask_ST][:, None], self._kinds_VK[tokens_ST[mask_ST]]]
         if self._labels:
@@ -78,14 +78,10 @@ class TokenProperties:
 
 def contexts_of(batch: Batch, beside: int) -> Tensor:
     """Return each real token with `beside` on each side, `[N, 2 beside + 1]`; -1: there is none."""
-    mask_ST = _sequences(batch["mask"])
-    tokens_ST = _sequences(batch["tokens"]).where(mask_ST, -1)
+    mask_ST = batch["mask"].flatten(0, -2)
+    tokens_ST = batch["tokens"].flatten(0, -2).where(mask_ST, -1)
     padded = F.pad(tokens_ST, (beside, beside), value=-1)
     return padded.unfold(1, 2 * beside + 1, 1)[mask_ST].int()
-
-
-def _sequences(values: Tensor) -> Tensor:
-    return values.flatten(0, -2)
 
 
 class PropertySums:
@@ -267,13 +263,9 @@ class Neurons(Analysis):
 
 
 def _add_batch(
-    subject: Subject,
-    batch: Batch,
-    properties: TokenProperties,
-    sums: PropertySums,
-    units: Mapping[int, UnitSums],
-    beside: int,
-) -> None:
+    subject: Subject, batch: Batch, properties: TokenProperties, sums: PropertySums,
+    units: Mapping[int, UnitSums], beside: int,
+) -> None:  # fmt: skip
     """Pass a batch through the model, and add what its units say of tokens of texts."""
     on_host = {name: value.cpu() for name, value in batch.items()}
     is_text_N = properties.is_text(on_host)
@@ -296,12 +288,9 @@ def _add_batch(
 
 class _UnitStatistics:
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        names: Sequence[str],
-        sums: PropertySums,
+        self, tokenizer: Tokenizer, names: Sequence[str], sums: PropertySums,
         units: Mapping[int, UnitSums],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._tokenizer, self._names, self._units = tokenizer, names, units
         count = sums.count
         self._mean = {at: block.means(count).tolist() for at, block in units.items()}

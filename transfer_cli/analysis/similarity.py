@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from transfer_cli.analysis.analysis import Analysis, Numbers, Subject, evenly_sp
 from transfer_cli.analysis.cka import MIN_VECTORS, cka
 from transfer_cli.assembly.finished_run import open_for_analysis
 from transfer_cli.batch import Batch, real_sequences
-from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.added import Mergeable, added_parameters, merged_layers
 from transfer_cli.model.attention import SelfAttention
 from transfer_cli.model.block import FeedForward
@@ -161,8 +161,6 @@ class Similarity(Analysis):
     over_time: bool = False
 
     def __post_init__(self) -> None:
-        one_of("over", self.over, get_args(Over), ValueError)
-        one_of("pooling", self.pooling, get_args(Pooling), ValueError)
         at_least("most", self.most, MIN_VECTORS)
 
     def __call__(self, subject: Subject) -> Finding:

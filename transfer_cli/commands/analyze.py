@@ -62,8 +62,6 @@ _MOST_ROWS = 12
 _MOST_CHARACTERS = 100
 """Of a cell."""
 
-_SPLITS = {"auto": ("test", "validation", "input")}
-
 
 def analyze(config: AnalyzeConfig) -> None:
     """Find out what is asked, write it beside the run, and print it."""
@@ -132,7 +130,7 @@ def _subject(config: AnalyzeConfig, precision: Precision, needing: str | None) -
 
     Where an analysis is `needing` another and none is named, it is the model that a run began with.
     """
-    splits = _SPLITS.get(config.split, (config.split,))
+    splits = (config.split,) if config.split != "auto" else ("test", "validation", INPUT)
     first = open_for_analysis(config.run, precision, config.base)
     other = config.other
     if needing is not None and other is None:

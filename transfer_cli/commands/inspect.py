@@ -23,7 +23,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.schema import InspectConfig, PrepareConfig
 from transfer_cli.data.chat_template import chatml
-from transfer_cli.data.corpus import EncodedText, TextBlocks
+from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.equal_texts import overlaps, text_keys
 from transfer_cli.data.labelled import LabelledData, TaskData
@@ -128,12 +128,11 @@ def _print_labelled(
         )
         dataset: Any = prepared.splits[name].data
         for number in range(min(samples, len(examples))):
-            rows = np.flatnonzero(dataset.example_of == number)
             print_line(
                 f"  {' '.join(task.labels_of(examples[number])) or '?'}: "
                 f"{' | '.join(texts[name][number])}"
             )
-            for row in rows:
+            for row in np.flatnonzero(dataset.example_of == number):
                 batch = dataset.batch(np.array([row]))
                 sequences = (batch[key].flatten(0, -2) for key in ("tokens", "mask"))
                 for tokens, mask in zip(*sequences, strict=True):
@@ -206,11 +205,8 @@ def prepare(config: PrepareConfig) -> None:
     )  # fmt: skip
     print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
     for name, text in encoded.items():
+        several = "" if text.num_shards == 1 else f"{text.num_shards:,} files in "
         print_line(
             f"{name:10s} {text.num_lines:,} lines, {text.num_words:,} words, "
-            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {_location(text)}"
+            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {several}{text.path}"
         )
-
-
-def _location(text: EncodedText) -> str:
-    return str(text.path) if text.num_shards == 1 else f"{text.num_shards:,} files in {text.path}"

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,6 @@ from transfer_cli.analysis.probes.linear import (
     learn_shares,
 )
 from transfer_cli.analysis.probes.sought import (
-    SURFACE_TASKS,
     Sought,
     SurfaceTask,
     bag_of_words_accuracy,
@@ -235,10 +234,6 @@ class Probes(Analysis):
     most: int = 10_000
 
     def __post_init__(self) -> None:
-        if self.task is not None:
-            one_of("task", self.task, SURFACE_TASKS, ValueError)
-        one_of("probe", self.probe, ("linear", "mlp"), ValueError)
-        one_of("pooling", self.pooling, get_args(Pooling), ValueError)
         for name in () if self.controls == "auto" else self.controls:
             one_of("controls", name, CONTROLS, ValueError)
         if self.mdl and self.probe != "linear":

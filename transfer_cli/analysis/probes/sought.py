@@ -7,10 +7,10 @@ a state says of these it may say without having learnt any language (Conneau et 
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from transfer_cli.tasks.tagging.readers import TagExample
 from transfer_cli.tasks.tagging.task import TaggingTask
 
 SurfaceTask = Literal["length", "content", "position"]
-SURFACE_TASKS = get_args(SurfaceTask)
 
 BINS = 6
 WORDS = 20
@@ -49,7 +48,8 @@ class MadeData:
 
 def surface_task(kind: SurfaceTask, texts: Texts) -> MadeData:
     """Return the examples of a made task; what it asks follows from the training texts."""
-    return _MAKERS[kind](texts)
+    makers = {"length": _length, "content": _content, "position": _position}
+    return makers[kind](texts)
 
 
 def _length(texts: Texts) -> MadeData:
@@ -92,11 +92,6 @@ def _position(texts: Texts) -> MadeData:
         ]
         for split, of_split in spans.items()
     })  # fmt: skip
-
-
-_MAKERS: Mapping[SurfaceTask, Callable[[Texts], MadeData]] = {
-    "length": _length, "content": _content, "position": _position,
-}  # fmt: skip
 
 
 def _words(text: str) -> list[str]:
