@@ -52,7 +52,7 @@ from transfer_cli.tasks.base import Task
 
 def pretrain(**keys: Any) -> Run:
     """Train a language model on unlabelled text; return its run, with `path` and `measures`."""
-    return _train("pretrain", keys)
+    return read_run(_run_command("pretrain", keys))
 
 
 def finetune(**keys: Any) -> Run:
@@ -60,7 +60,7 @@ def finetune(**keys: Any) -> Run:
 
     `finetune(data={"train": "a.csv"}, init_from="minilm", adaptation="lora", run={"dir": "mine"})`
     """
-    return _train("finetune", keys)
+    return read_run(_run_command("finetune", keys))
 
 
 def load(
@@ -300,10 +300,6 @@ def _as_one_type(values: list[Any]) -> list[Any]:
     if kinds in ({int}, {float}, {bool}, {str}):
         return values
     return [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
-
-
-def _train(name: str, keys: Mapping[str, Any]) -> Run:
-    return read_run(_run_command(name, keys))
 
 
 def _run_command(name: str, keys: Mapping[str, Any]) -> Any:

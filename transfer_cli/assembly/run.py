@@ -219,15 +219,12 @@ def _build_step(
         Passes(plan.precision, parallel, prepare_batch, _carried_memory(plan, micro_batch), graphs),
         Update(
             build(plan.config.optimizer, "optimizer", Optimizer, params=groups),
-            plan.course.lr_scheduler,
-            loop.clip,
-            loop.max_bad_steps,
-            adaptation.penalty,
+            plan.course.lr_scheduler, loop.clip, loop.max_bad_steps, adaptation.penalty,
             uses_closure=is_solver(plan.config.optimizer),
         ),
         groups=plan.network.groups,
         seed=plan.config.seed,
-    )
+    )  # fmt: skip
 
 
 def _inference_batch(plan: Blueprint, micro_batch: int) -> int:

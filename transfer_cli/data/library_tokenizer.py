@@ -233,7 +233,7 @@ class LibraryTokenizer(Tokenizer):
         self.starts_word = _starts_word(self._pieces, self.special, data["model"])
 
         self.template = data["post_processor"]
-        ends = _template_tokens(self.template, vocabulary)
+        ends = _template_tokens(data["post_processor"], vocabulary)
         self.before_text, self.after_text, self.separators = ends
         self.begin = self.before_text if self.after_text is None else None
         self.ends_texts = names["sep"] in _ENDS_OF_TEXT

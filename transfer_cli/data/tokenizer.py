@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +59,7 @@ class Tokenizer(ABC):
     before_text: int | None
     after_text: int | None
     separators: int
-    template: dict[str, Any] | None
+    template: object
     ends_texts: bool
     is_byte_level: bool
 

@@ -263,8 +263,9 @@ def _check_config(config: PredictConfig, files: Sequence[str]) -> None:
         raise ConfigError("keep: output_format=glue has no columns but its own two; leave it out")
     if len(files) > 1 and config.output_format == writing.SUBMITTED:
         raise ConfigError("input: output_format=glue hands in the answers to one file; name one")
-    if config.resume:
-        _check_resume(config.output)
+    output = Path(config.output).expanduser()
+    if config.resume and (config.output == "-" or (output.exists() and not output.is_file())):
+        raise ConfigError("resume: only the answers in a file can be gone on with; name output=")
     check_not_read(config.output, files)
     writing.format_of(config.output_format, config.output)
     _layout(config)
@@ -334,13 +335,6 @@ def _open_output(
                 elif after != before:
                     log.info("the answers so far are in %s; resume=true goes on there", partial)
                 raise
-
-
-def _check_resume(output: str) -> None:
-    """Refuse to go on in what cannot be read again."""
-    path = Path(output).expanduser()
-    if output == "-" or (path.exists() and not path.is_file()):
-        raise ConfigError("resume: only the answers in a file can be gone on with; name output=")
 
 
 def _check_same_models(path: Path, partial: Path) -> None:
