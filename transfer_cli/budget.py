@@ -128,12 +128,12 @@ def interpolate_costs(costs: Mapping[int, float]) -> dict[int, float]:
 
     It grows with a power of the depth from each known one to the next.
     """
-    every = dict(costs)
+    all_costs = dict(costs)
     for low, high in pairwise(sorted(costs)):
         power = math.log(costs[high] / costs[low]) / math.log(high / low)
         for depth in range(low + 1, high):
-            every[depth] = costs[low] * (depth / low) ** power
-    return every
+            all_costs[depth] = costs[low] * (depth / low) ** power
+    return all_costs
 
 
 def scale_costs(costs: Mapping[int, float], sizes: Mapping[int, float]) -> dict[int, float]:

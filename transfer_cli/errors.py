@@ -142,10 +142,10 @@ def list_names(names: Iterable[object], most: int = 3) -> str:
 def pip_install(extra: str) -> str:
     """Return the command that installs the packages of an extra of this one."""
     try:
-        wanted = [package.partition("; ") for package in metadata.requires("transfer-cli") or ()]
+        pairs = [package.partition("; ") for package in metadata.requires("transfer-cli") or ()]
     except metadata.PackageNotFoundError:
-        wanted = []
-    names = [name for name, _, marker in wanted if f'"{extra}"' in marker]
+        pairs = []
+    names = [name for name, _, marker in pairs if f'"{extra}"' in marker]
     return shlex.join(["pip", "install", *(names or [f".[{extra}]"])])  # else used from a checkout
 
 

@@ -319,8 +319,8 @@ def _strongest_words(texts: Sequence[Mapping[str, Any]]) -> FindingTable:
         ]
         for text in texts
     ]
-    said = ["example", "prediction", "right", "explained"]
-    return FindingTable([*said, *METHODS, "residue", "change", "steps"], rows, "Strongest words")
+    columns = ["example", "prediction", "right", "explained"]
+    return FindingTable([*columns, *METHODS, "residue", "change", "steps"], rows, "Strongest words")
 
 
 def _strongest(words: Sequence[str], scores: Sequence[float]) -> str:
@@ -346,8 +346,8 @@ def faithfulness(
         for order in orders
     ]
     whole: frozenset[int] = frozenset()
-    every = (words for sets in removed for kind in sets for words in kind)
-    distinct = list(dict.fromkeys([whole, *every]))
+    word_sets = (words for sets in removed for kind in sets for words in kind)
+    distinct = list(dict.fromkeys([whole, *word_sets]))
     _, shares = explainer.score_without(text, distinct)
     sure = dict(zip(distinct, shares.tolist(), strict=True))
     return np.array([[[sure[whole] - sure[words] for words in kind] for kind in sets]

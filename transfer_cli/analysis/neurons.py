@@ -306,13 +306,13 @@ class _UnitStatistics:
 
     def best(self, count: int) -> Iterator[tuple[str, Unit, float]]:
         """Yield each property with the units that follow it most, and their correlations."""
-        every = list(self.all())
+        records = list(self.all())
         for number, name in enumerate(self._names):
             follows = torch.cat([own_PF[number] for own_PF in self._correlations.values()])
             strength = follows.abs().nan_to_num(-1.0)
             for at in strength.argsort(descending=True, stable=True)[:count].tolist():
                 if strength[at] >= 0:
-                    yield name, every[at], round(float(follows[at]), 4)
+                    yield name, records[at], round(float(follows[at]), 4)
 
     def activity(self, unit: Unit) -> tuple[float, float]:
         """Return its mean, and the share of tokens at which it is above 0."""

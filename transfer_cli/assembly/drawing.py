@@ -428,8 +428,8 @@ def _without_other_heads(
     That of a language model is about the vocabulary, and no task's labels.
     """
     same = start.task == info["main"].task
-    every = (start.task, *(stream.task for stream in info.values()))
-    tasks = [task for task in every if task and task.head != HEAD]
+    known_tasks = (start.task, *(stream.task for stream in info.values()))
+    tasks = [task for task in known_tasks if task and task.head != HEAD]
     refused = tuple(f"heads.{task.head}_" for task in tasks)
     refused += () if same else tuple(f"heads.{task.head}." for task in tasks)
     shapes = without_values(tensors)

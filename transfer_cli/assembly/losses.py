@@ -50,10 +50,10 @@ def with_direction(shape: BackboneShape, losses: Mapping[str, RequestedLoss]) ->
     if direction == "auto":
         direction = next(filter(None, needed.values()), "causal")
     for name, need in needed.items():
-        wanted = "an encoder_decoder" if need == "encoder_decoder" else f"a {need or 'one-stack'}"
+        kind = "an encoder_decoder" if need == "encoder_decoder" else f"a {need or 'one-stack'}"
         if need != direction and (need is not None or direction == "encoder_decoder"):
             raise ConfigError(
-                f"{loss_key(name)}: {type(losses[name].objective).__name__} needs {wanted} model, "
+                f"{loss_key(name)}: {type(losses[name].objective).__name__} needs {kind} model, "
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
                 f"decides){_direction_cure(name, losses[name].objective, direction)}"
             )

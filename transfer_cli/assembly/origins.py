@@ -225,9 +225,9 @@ def examples_identity(
 ) -> SplitIdentity:
     """Return what labelled examples, dataclasses of plain values, are."""
     content, alone = (hashlib.blake2b(digest_size=16) for _ in range(2))
-    every = fields(examples[0]) if examples else ()
+    parts = fields(examples[0]) if examples else ()
     # Where files are is no content: they may be moved.
-    names = [attribute.name for attribute in every if attribute.compare or attribute.name != "file"]
+    names = [attribute.name for attribute in parts if attribute.compare or attribute.name != "file"]
     for chunk in _chunks(examples):
         content.update(_as_json([[getattr(example, name) for name in names] for example in chunk]))
         alone.update(_as_json([list(texts(example)) for example in chunk]))

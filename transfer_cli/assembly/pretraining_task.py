@@ -116,17 +116,17 @@ class PretrainingSource:
             if name in trained.heads:
                 heads[name] = trained.heads[name]
                 continue
-            wanted = {key: f"heads.{name}.{key}" for key in head.state_dict()}
-            if not tensors.keys() >= set(wanted.values()):
+            key_names = {key: f"heads.{name}.{key}" for key in head.state_dict()}
+            if not tensors.keys() >= set(key_names.values()):
                 root = self.pretraining[0]
                 tensors = root.tensors()
                 self.origins.check_weights("source", root.weights, root.fingerprint(tensors))
-            if not tensors.keys() >= set(wanted.values()):
+            if not tensors.keys() >= set(key_names.values()):
                 raise CheckpointError(
                     f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
                     "there is no pretraining to go back to"
                 )
-            head.load_state_dict({key: tensors[stored] for key, stored in wanted.items()})
+            head.load_state_dict({key: tensors[stored] for key, stored in key_names.items()})
             head.to(device).requires_grad_(requires_grad=False)
         return TransferModel(trained.backbone, heads)
 

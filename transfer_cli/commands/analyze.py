@@ -267,9 +267,9 @@ def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -
     task = start.task or ClassificationTask()
     path = str(config.input)
     kind = reading.format_of("auto", path)
-    wanted = Wanted(labelled=False, keys="")
-    with reading.open_input(path, kind, Layout(), wanted) as opened_input:
-        chosen = opened_input.table.columns(wanted, wanted)
+    selection = Wanted(labelled=False, keys="")
+    with reading.open_input(path, kind, Layout(), selection) as opened_input:
+        chosen = opened_input.table.columns(selection, selection)
         columns = Columns(chosen, keep=False, task=task)
         rows = reading.read_rows(opened_input.table, columns, readers.refuse)
         examples = [row.example for row in islice(rows, MOST_TEXTS)]

@@ -53,12 +53,12 @@ def _answer_by_template(config: ChatConfig, trained: TrainedModel, precision: Pr
                 messages = _opening_messages(system)
                 continue
             messages.append({"role": "user", "content": line})
-            asked = GenerateConfig(
+            request = GenerateConfig(
                 max_tokens=most, temperature=config.temperature, top_k=config.top_k,
                 top_p=config.top_p, seed=config.seed + len(messages),
             )  # fmt: skip
             prompt = prompter.prompt_within(messages, most)
-            reply = Continuation(trained, precision, prompt, asked)
+            reply = Continuation(trained, precision, prompt, request)
             reply.run(lambda text: write_out(terminal_text(text)))
             write_out("\n")
             messages.append({"role": "assistant", "content": reply.texts[0].text.strip()})

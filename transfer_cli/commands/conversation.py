@@ -38,11 +38,11 @@ class ChatPrompter:
         room = shape.positions - min(most, shape.positions // 2)
         while True:
             prompt = self.prompt(ChatExample(messages))
-            asked = [at for at, turn in enumerate(messages) if turn["role"] == "user"]
+            questions = [at for at, turn in enumerate(messages) if turn["role"] == "user"]
             has_room = len(prompt.tokens) <= room or not shape.is_bounded
-            if has_room or len(asked) < 2:
+            if has_room or len(questions) < 2:
                 return prompt
-            del messages[asked[0] : asked[1]]
+            del messages[questions[0] : questions[1]]
 
 
 @contextmanager

@@ -53,13 +53,13 @@ class DiffRow:
 
 def diff(words: list[str]) -> None:
     """Print in what the second of two runs differs from the first, as tables or as JSON."""
-    asked = read_flags(words, {"paths": MANY, "--json": SWITCH})
-    if len(asked.paths) != 2:
+    flags = read_flags(words, {"paths": MANY, "--json": SWITCH})
+    if len(flags.paths) != 2:
         raise ConfigError(
-            f"name two runs, got {len(asked.paths)}: transfer diff RUN_A RUN_B; "
+            f"name two runs, got {len(flags.paths)}: transfer diff RUN_A RUN_B; "
             "transfer report compares more"
         )
-    ours, theirs = (_read_run(Path(resolve_run(path, "run")).expanduser()) for path in asked.paths)
+    ours, theirs = (_read_run(Path(resolve_run(path, "run")).expanduser()) for path in flags.paths)
     parts = {
         "config": _differences(_settings(ours), _settings(theirs)),
         "data": _differences(_data_facts(ours), _data_facts(theirs)),
@@ -68,7 +68,7 @@ def diff(words: list[str]) -> None:
         "costs": _compared_numbers(_costs(ours), _costs(theirs)),
     }
     tests, notes = _paired_tests(ours, theirs)
-    if asked.json:
+    if flags.json:
         difference = {**parts, "tests": tests, "notes": notes}
         print(as_json({"a": ours.path, "b": theirs.path, "difference": difference}), end="")
     else:

@@ -65,9 +65,9 @@ def embed(config: EmbedConfig) -> None:
     )
     length = "of length 1" if vectors.normalize else "as long as they come"
     log.info("vectors: %d numbers, pooling=%s, %s", vectors.width, vectors.pooling, length)
-    asked = replace(parse_columns(config.text, None, None), labelled=False, keys="")
+    columns = replace(parse_columns(config.text, None, None), labelled=False, keys="")
     with (
-        reading.open_input(config.input, table_format, layout, asked) as opened_input,
+        reading.open_input(config.input, table_format, layout, columns) as opened_input,
         _open_output(config.output, vectors.width) as write,
         tempfile.TemporaryFile() as unit_vectors,
         progress("embedding", None, "texts", shown=config.output != STANDARD_OUTPUT) as more,
@@ -75,7 +75,7 @@ def embed(config: EmbedConfig) -> None:
         table, places = opened_input.table, []
         chosen = Chosen(TEXT, None, "")
         if table_format != "text":
-            chosen = table.columns(asked, replace(opened.columns, pair=None))
+            chosen = table.columns(columns, replace(opened.columns, pair=None))
         skipped = Skipped(table.name)
         on_error = skipped if config.errors == "skip" else Refuse("errors")
         texts = {*(chosen.texts or (chosen.text,))}

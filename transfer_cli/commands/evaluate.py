@@ -137,10 +137,10 @@ def _print_scores(
         split, tokens = splits[name], ""
         # Of replaced tokens each objective has a loss of its own, and none is that of the text.
         if isinstance(split.data, TextBlocks) and "loss" in figures.counts:
-            scored, every, words = figures.counts["loss"], split.data.num_targets, split.text.words
-            counts[name] |= {"tokens": scored, "of_tokens": every}
-            tokens = f"; {scored:,} of {every:,} tokens"
-            if scored == every:
+            scored, total, words = figures.counts["loss"], split.data.num_targets, split.text.words
+            counts[name] |= {"tokens": scored, "of_tokens": total}
+            tokens = f"; {scored:,} of {total:,} tokens"
+            if scored == total:
                 tokens += f", {words:,} of {words:,} words"
         print_line(f"{name}: {split.extent()}{tokens}{scorer}")
     labels = trained.start.description.labels
@@ -190,23 +190,23 @@ def _with_context(
     config: EvaluateConfig, trained: TrainedModel, splits: Mapping[str, Split]
 ) -> Mapping[str, Split]:
     """Return the splits as `evaluation` says that they are read."""
-    asked, shape = config.evaluation, trained.start.description.shape
-    if asked.by == "memory" and not shape.recurrence:
+    evaluation, shape = config.evaluation, trained.start.description.shape
+    if evaluation.by == "memory" and not shape.recurrence:
         raise ConfigError(
             "evaluation.by: this model has no memory (model.recurrence); leave it out, for windows"
         )
-    remembers = asked.by == "memory" or (asked.by == "auto" and bool(shape.recurrence))
+    remembers = evaluation.by == "memory" or (evaluation.by == "auto" and bool(shape.recurrence))
     by: Literal["windows", "memory"] = "memory" if remembers else "windows"
-    tokens = asked.context
+    tokens = evaluation.context
     if tokens is None:
-        other = "stride" if asked.stride is not None else "by"
-        if asked.stride is not None or asked.by != "auto":
+        other = "stride" if evaluation.stride is not None else "by"
+        if evaluation.stride is not None or evaluation.by != "auto":
             raise ConfigError(f"evaluation.{other}: is for evaluation.context=, which is not given")
         return splits
     if not trained.objective.keeps_tokens:  # not the running text, but what it makes of it
         splits = {name: replace(split, context=None) for name, split in splits.items()}
     return {
-        name: datasets.with_context(split, shape, tokens, asked.stride, by)
+        name: datasets.with_context(split, shape, tokens, evaluation.stride, by)
         for name, split in splits.items()
     }
 
@@ -259,8 +259,8 @@ def validation_measures(
     run_config, run = trained.config, RunDirectory(trained.start.folder.parent)
     kind: Any = TextData if trained.start.task is None else TaskData
     source = datasets.require_kind(datasets.build_source(run_config.data), kind)
-    place, asked = DataPlace(run_config.data_dir, run_config.seed), ((VALIDATION,),)
-    split = _encode_splits(source, place, trained, asked, Origins(run, "refuse"))[VALIDATION]
+    place, choices = DataPlace(run_config.data_dir, run_config.seed), ((VALIDATION,),)
+    split = _encode_splits(source, place, trained, choices, Origins(run, "refuse"))[VALIDATION]
     batch = inference_batch_size("auto", trained.model, precision.device)
     return {
         name: score(model, trained.objective, split, batch=batch, precision=precision).measures
@@ -335,12 +335,12 @@ def _encode_splits(
             continue
         if prepared.splits:
             return prepared.splits
-    wanted = choices[0][0]
+    missing = choices[0][0]
     there: Collection[str] = labelled.splits if labelled else ()
     if isinstance(source, TextData):
         there = source.splits(place.folder, place.seed)
     raise DataError(
-        f"split: this data has no {wanted} split; type split= with one of {', '.join(there)}"
+        f"split: this data has no {missing} split; type split= with one of {', '.join(there)}"
     )
 
 

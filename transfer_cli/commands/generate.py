@@ -160,9 +160,9 @@ class Continuation:
 
     def _draw_tokens(self) -> Iterator[list[int]]:
         """Yield the next token of each text."""
-        asked, config = self._prompt, self._config
+        prompt, config = self._prompt, self._config
         sampling, sampler = sampling_of(config), TokenSampler(config.seed, config.samples)
-        allowed_V = asked.layout.allowed_tokens()
+        allowed_V = prompt.layout.allowed_tokens()
         if self._has_encoder:
             yield from decoding.continue_texts(
                 self._unread_text(), rows=config.samples, max_new_tokens=self._most,
@@ -170,35 +170,36 @@ class Continuation:
             )  # fmt: skip
             return
         yield from decoding.generate(
-            self._trained.model, asked.tokens, rows=config.samples, max_new_tokens=self._most,
+            self._trained.model, prompt.tokens, rows=config.samples, max_new_tokens=self._most,
             use_cache=config.cache, sampling=sampling, sampler=sampler, allowed_V=allowed_V,
-            prefix=asked.prefix, segment=asked.segment, memory=self._memory,
+            prefix=prompt.prefix, segment=prompt.segment, memory=self._memory,
         )  # fmt: skip
 
     def _searched_tokens(self) -> Iterator[list[int]]:
         """Yield the tokens of the likeliest text that is found."""
-        asked, layout, texts = self._prompt, self._prompt.layout, self._unread_text()
+        prompt, layout, texts = self._prompt, self._prompt.layout, self._unread_text()
         ends = [] if layout.text_end is None else [layout.text_end]
+        contexts = None if prompt.is_source else [prompt.tokens]
         (tokens,) = texts.beam_search_texts(
             self._search, self._trained.start.tokenizer, end_tokens=ends,
-            allowed_V=layout.allowed_tokens(), contexts=None if asked.is_source else [asked.tokens],
+            allowed_V=layout.allowed_tokens(), contexts=contexts,
         )  # fmt: skip
         return ([token] for token in tokens)
 
     def _unread_text(self) -> Continued:
         """Return the text, with no token read yet."""
-        asked, model = self._prompt, self._trained.model
-        tokens_1T = torch.tensor([asked.tokens], device=self._precision.device)
+        prompt, model = self._prompt, self._trained.model
+        tokens_1T = torch.tensor([prompt.tokens], device=self._precision.device)
         if self._has_encoder:
-            source_1S, start = tokens_1T[:, : asked.prefix], asked.tokens[asked.prefix :]
+            source_1S, start = tokens_1T[:, : prompt.prefix], prompt.tokens[prompt.prefix :]
             mask_1S = torch.ones_like(source_1S, dtype=torch.bool)
             source = SourceText(source_1S, mask_1S, padded=False)
             return WrittenTargets(model, source, start, max_tokens=self._most)
-        length_1 = tokens_1T.new_tensor([len(asked.tokens)])
+        length_1 = tokens_1T.new_tensor([len(prompt.tokens)])
         return Continued(
             model, tokens_1T, torch.zeros_like(tokens_1T), length_1, max_tokens=self._most,
-            segment=asked.segment,
-            prefix_R=None if asked.prefix is None else tokens_1T.new_tensor([asked.prefix]),
+            segment=prompt.segment,
+            prefix_R=None if prompt.prefix is None else tokens_1T.new_tensor([prompt.prefix]),
         )  # fmt: skip
 
 

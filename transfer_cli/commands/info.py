@@ -17,9 +17,9 @@ DEFAULT_DATA_DIR = "~/.cache/transfer"
 
 def info(words: list[str]) -> None:
     """Print what the toolkit runs on and where it keeps things, for people or as JSON."""
-    asked = read_flags(words, {"--json": SWITCH})
+    flags = read_flags(words, {"--json": SWITCH})
     facts = {**environment(), "folders": _folders()}
-    if asked.json:
+    if flags.json:
         print(json.dumps(facts, indent=2))
     else:
         print_out(_page(facts))

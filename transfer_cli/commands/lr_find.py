@@ -69,10 +69,10 @@ def find_rate(config: DictConfig, command: str) -> None:
         "settings.yaml": as_yaml(run.blueprint.config).encode(),
     }
     folder = _new_folder_path(build(config.run, "run", RunConfig), command, typed.presets)
-    with as_run_error(folder), new_folder(folder) as made:
+    with as_run_error(folder), new_folder(folder) as new:
         for name, content in files.items():
-            (made / name).write_bytes(content)
-        _write_tensorboard(made / "tensorboard", seen, picture)
+            (new / name).write_bytes(content)
+        _write_tensorboard(new / "tensorboard", seen, picture)
     print_out(_page(command, seen, step, groups, folder, line))
 
 
@@ -81,14 +81,14 @@ find_finetune = partial(find_rate, command="finetune")
 
 
 def _check_config(config: DictConfig) -> None:
-    asked = config.lr_find
+    search = config.lr_find
     for name in ("start", "end"):
-        above_zero(f"lr_find.{name}:", asked[name], ConfigError)
-    if asked.start >= asked.end:
+        above_zero(f"lr_find.{name}:", search[name], ConfigError)
+    if search.start >= search.end:
         raise ConfigError(
-            f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
+            f"lr_find.start: must be below lr_find.end, got {search.start:g} and {search.end:g}"
         )
-    at_least("lr_find.steps:", asked.steps, lr_finder.FEWEST_STEPS, ConfigError)
+    at_least("lr_find.steps:", search.steps, lr_finder.FEWEST_STEPS, ConfigError)
     if config.devices not in (1, "auto") or distributed.world_size() > 1:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if is_solver(config.optimizer):

@@ -46,20 +46,20 @@ MODELS = "models"
 def presets(words: list[str]) -> None:
     """Print the options of the groups that `words` name, of all where they name none."""
     flags = {"groups": MANY, "--json": SWITCH, "--schema": SWITCH, "--config-dir -cd": {}}
-    asked = read_flags(words, flags)
-    folder = Path(asked.config_dir) if asked.config_dir else None
+    parsed = read_flags(words, flags)
+    folder = Path(parsed.config_dir) if parsed.config_dir else None
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir: there is no folder {folder}")
         check_file_sizes(folder)
-    groups = [group for group in asked.groups if group != MODELS]
-    models = [*listed_models().values()] if MODELS in asked.groups else []
+    groups = [group for group in parsed.groups if group != MODELS]
+    models = [*listed_models().values()] if MODELS in parsed.groups else []
     chosen = _options_in(options(folder), groups) if groups or not models else []
-    if asked.schema:
+    if parsed.schema:
         from transfer_cli.config.editor_schema import editor_schema  # which imports torch
 
         print(json.dumps(editor_schema(folder), indent=1))
-    elif asked.json:
+    elif parsed.json:
         print(json.dumps([*_records(chosen), *map(asdict, models)], indent=2))
     else:
         print_out(Page(*_option_blocks(chosen), *_model_blocks(models)))
@@ -203,22 +203,22 @@ def init(words: list[str]) -> None:
         "--from": {**REPEATED, "dest": "sources"},
         "--save": {},
     }
-    asked = read_flags(words, flags)
-    if asked.save is not None:
-        if asked.sources:
+    parsed = read_flags(words, flags)
+    if parsed.save is not None:
+        if parsed.sources:
             raise ConfigError("--save: makes a file, --from a folder; leave one of them out")
-        _save_keys(asked.save, asked.folder or "")
+        _save_keys(parsed.save, parsed.folder or "")
         return
-    if asked.folder is None:
+    if parsed.folder is None:
         raise ConfigError("which folder? Type transfer init DIR, for example transfer init configs")
-    folder = Path(asked.folder)
-    wanted = _options_to_copy(asked.sources)
-    files = _file_texts(wanted, folder)
-    with as_run_error(folder), new_folder(folder.expanduser()) as made:
+    folder = Path(parsed.folder)
+    copies = _options_to_copy(parsed.sources)
+    files = _file_texts(copies, folder)
+    with as_run_error(folder), new_folder(folder.expanduser()) as new:
         for inside, text in files.items():
-            (made / inside).parent.mkdir(parents=True, exist_ok=True)
-            (made / inside).write_text(text, encoding="utf-8")
-    print_out(_summary_page(wanted, folder))
+            (new / inside).parent.mkdir(parents=True, exist_ok=True)
+            (new / inside).write_text(text, encoding="utf-8")
+    print_out(_summary_page(copies, folder))
 
 
 def _save_keys(typed: str, place: str) -> None:

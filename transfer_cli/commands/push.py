@@ -46,13 +46,13 @@ _EXPORTED = ("config.json", "adapter_config.json", "*.onnx", "*.gguf")
 def push(config: PushConfig) -> None:
     """Upload what an export writes; whatever fails before, nothing is there."""
     place = Path(config.run).expanduser()
-    with handle_signals(STOP_SIGNALS, _stop), TemporaryDirectory(prefix="transfer-") as made:
+    with handle_signals(STOP_SIGNALS, _stop), TemporaryDirectory(prefix="transfer-") as temporary:
         with _hub_client(config.repository) as library:
             hub = library.HfApi()
             is_private = config.private if config.dry else _visibility(hub, config)
         folder = place
         if not _is_exported(place):
-            folder = Path(made) / config.repository.rpartition("/")[2]
+            folder = Path(temporary) / config.repository.rpartition("/")[2]
             _export(config, place, folder)
         if config.dry:
             print_out(_dry_run_page(config, folder))

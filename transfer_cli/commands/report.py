@@ -38,35 +38,35 @@ def report(words: list[str]) -> None:
     files: Flags = {f"--{name}": {} for name in FORMATS}
     repeated = {"--slice": REPEATED, "--plugin": REPEATED}
     flags = {"paths": MANY, "--sort": {}, "--baseline": {}, **files, **repeated}
-    asked = read_flags(words, flags)
-    if not asked.paths:
+    parsed = read_flags(words, flags)
+    if not parsed.paths:
         raise ConfigError(
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
         )
-    if asked.plugin:
+    if parsed.plugin:
         # Only here: it brings Hydra along. Packages register their sections of the page.
         from transfer_cli.config.build import import_plugins
 
-        check_plugins(asked.plugin)
-        import_plugins(asked.plugin)
-    targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
+        check_plugins(parsed.plugin)
+        import_plugins(parsed.plugin)
+    targets = {name: getattr(parsed, name) for name in FORMATS if getattr(parsed, name) is not None}
     check_targets(targets)
-    slices = _slices(asked.slice) if asked.slice else {}
-    collected = collect([Path(path).expanduser() for path in asked.paths])
+    slices = _slices(parsed.slice) if parsed.slice else {}
+    collected = collect([Path(path).expanduser() for path in parsed.paths])
     _check_any_ended(collected)
     if slices:
         collected.runs = [with_slices(run, slices, collected.problems) for run in collected.runs]
-    made = Report(
-        tasks=compare_tasks(collected.runs, asked.sort, asked.baseline),
+    page = Report(
+        tasks=compare_tasks(collected.runs, parsed.sort, parsed.baseline),
         standings=tuple(collected.standings),
         problems=tuple(collected.problems),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
-    with CommandLine(plugins=tuple(asked.plugin)).as_current():
-        written = {name: FORMATS[name][0](made) for name in targets}
+    with CommandLine(plugins=tuple(parsed.plugin)).as_current():
+        written = {name: FORMATS[name][0](page) for name in targets}
         if STANDARD_OUTPUT not in targets.values():
             width = shutil.get_terminal_size().columns if is_colourful(sys.stdout) else None
-            print_out(as_terminal_page(made, width))
+            print_out(as_terminal_page(page, width))
     for name, text in written.items():
         if targets[name] == STANDARD_OUTPUT:
             sys.stdout.write(text)

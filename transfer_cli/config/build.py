@@ -345,12 +345,12 @@ def _convert_container(value: Any, container: type, items: tuple[Any, ...], key:
             raise ConfigError(
                 f"{key}: expected a list of {len(items)} values, got {len(value)}: {_repr(value)}"
             )
-        wanted = items
+        item_type = items
     else:
-        wanted = (items[0] if items else Any,) * len(value)
+        item_type = (items[0] if items else Any,) * len(value)
     converted = [
         convert(element, item, f"{key}.{place}")
-        for place, (element, item) in enumerate(zip(value, wanted, strict=True))
+        for place, (element, item) in enumerate(zip(value, item_type, strict=True))
     ]
     is_concrete = container in (tuple, set, frozenset)
     # Mypy cannot see that `is_concrete` rules out abstract containers, which take no argument.
@@ -388,8 +388,8 @@ def _is_subclass(maker: type, kind: Any) -> bool:
         return any(_is_subclass(maker, choice) for choice in get_args(kind))
     if _is_protocol(kind):
         methods = [name for name, member in vars(kind).items() if inspect.isfunction(member)]
-        wanted = [name for name in methods if name == "__call__" or not name.startswith("_")]
-        return all(any(name in vars(base) for base in maker.__mro__) for name in wanted)
+        required = [name for name in methods if name == "__call__" or not name.startswith("_")]
+        return all(any(name in vars(base) for base in maker.__mro__) for name in required)
     kind = get_origin(kind) or kind
     return issubclass(maker, kind) if isinstance(kind, type) and kind is not Any else True
 

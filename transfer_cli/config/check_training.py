@@ -53,10 +53,10 @@ def check_training(config: DictConfig) -> None:
     _check_average(loop.average, decay=loop.average_decay, last=loop.average_last)
     if config.threads is not None:
         between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
-    every = config.checkpoint.every
+    interval = config.checkpoint.every
     for key, text in {
         "loop.evaluate_every": loop.evaluate_every,
-        "checkpoint.every": "1 epoch" if every == "auto" else every,
+        "checkpoint.every": "1 epoch" if interval == "auto" else interval,
     }.items():
         with raised_as(ConfigError, f"{key}: "):
             Length.parse_interval(text)

@@ -55,9 +55,9 @@ def completions(line: str) -> Words:
 
 
 def _candidates(words: list[str], last: str) -> Words:
-    every = {name: command.summary for name, command in commands.ALL.items()}
+    summaries = {name: command.summary for name, command in commands.ALL.items()}
     if not words:
-        return {**every, "--help": "the commands", "--version": "the version"}
+        return {**summaries, "--help": "the commands", "--version": "the version"}
     first, *rest = words
     if first in commands.SUBCOMMANDS and rest:
         kind, *rest = rest
@@ -67,7 +67,7 @@ def _candidates(words: list[str], last: str) -> Words:
         return _complete_override(first, commands.ALL[first], rest, last)
     if first in commands.ALL:
         return _complete_usage(commands.ALL[first].usage, rest, last)
-    return every if first in ("help", "--help", "-h") and not rest else {}
+    return summaries if first in ("help", "--help", "-h") and not rest else {}
 
 
 # --- commands that take no overrides -----------------------------------------------------------
@@ -82,9 +82,9 @@ def _complete_usage(usage: str, words: list[str], last: str) -> Words:
     if before and flags[before[0]] == "GROUP=OPTION":  # can be repeated
         return _complete_kind("GROUP=OPTION", last)
     places = re.sub(r"\[--[^\]]*\]", "", usage).replace("[GROUP", "GROUP").split()
-    taken = [word for word in words if not word.startswith("-")]
-    reached = places[: len(taken) + 1]
-    kind = reached[-1] if len(reached) > len(taken) or "..." in usage else ""
+    arguments = [word for word in words if not word.startswith("-")]
+    reached = places[: len(arguments) + 1]
+    kind = reached[-1] if len(reached) > len(arguments) or "..." in usage else ""
     kind = places[0] if kind.startswith("...") else kind
     flag_words = dict.fromkeys([*flags, "--help"], "")
     return flag_words if last.startswith("-") else _complete_kind(kind, last)
@@ -173,8 +173,8 @@ class _Overrides:
 
     def keys(self) -> Words:
         """Return the groups and the keys, each with `=` behind it."""
-        taken = groups_of(self.name)
-        groups = {f"{o.group}=": "" for o in self._options if o.group.split("/")[0] in taken}
+        names = groups_of(self.name)
+        groups = {f"{o.group}=": "" for o in self._options if o.group.split("/")[0] in names}
         keys = {
             f"{commands.TYPED_KEYS.get(key, key)}=": text.line
             for key, text in self._keys().items()
@@ -199,17 +199,17 @@ class _Overrides:
         chosen: dict[tuple[str, str], list[Option]] = {}
 
         def take(group: str, place: str, names: Sequence[str]) -> list[Option]:
-            taken = []
+            parts = []
             for option in (known[group, name] for name in names if (group, name) in known):
                 for choice in option.choices():
                     if choice.group == group:  # what it is based on
-                        taken += take(group, place, choice.names)
+                        parts += take(group, place, choice.names)
                     else:
                         below = "" if choice.place == choice.group else choice.place
                         take(choice.group, below, choice.names)
-                taken.append(option)
-            chosen[group, place] = taken
-            return taken
+                parts.append(option)
+            chosen[group, place] = parts
+            return parts
 
         for group, names in groups_of(self.name).items():
             take(group, "", names)
@@ -217,7 +217,7 @@ class _Overrides:
             key, _, value = word.lstrip("+").partition("=")
             group, _, place = key.partition("@")
             take(group, place, value.strip("[]").split(","))
-        yield from ((place, option) for (_, place), taken in chosen.items() for option in taken)
+        yield from ((place, option) for (_, place), parts in chosen.items() for option in parts)
 
 
 def _models() -> Words:

@@ -428,9 +428,9 @@ def _composition(error: Exception, command: str, request: Request) -> str:
         key = match[1].partition("=")[0].lstrip("+~")
         lists = "" if takes_one_value(key, command) else "; a list is written [a,b]"
         return f"{match[1]}: several values need -m (one run for each){lists}"
-    for pattern, said in _HYDRA_MESSAGES.items():
+    for pattern, message in _HYDRA_MESSAGES.items():
         if match := re.search(pattern, text):
-            return match.expand(said.format(command=command))
+            return match.expand(message.format(command=command))
     if match := re.search(r"but config group '(.+?)' does not exist", text):
         return _unknown_group(match[1], request)
     if "Config group override must be a string or a list" in text:

@@ -166,12 +166,12 @@ def description(file: Path) -> str:
 
 def options(config_dir: Path | None = None) -> list[Option]:
     """Return every option of every group, those of `config_dir` after ours, sorted by group."""
-    every = list(_packaged())
-    packaged = {(option.group, option.name) for option in every}
+    listed = list(_packaged())
+    packaged = {(option.group, option.name) for option in listed}
     for option in _options_in(config_dir, OWN) if config_dir is not None else ():
         shadowed = (option.group, option.name) in packaged
-        every.append(Option(option.group, option.name, option.line, option.file, OWN, shadowed))
-    return sorted(every, key=lambda option: option.group)
+        listed.append(Option(option.group, option.name, option.line, option.file, OWN, shadowed))
+    return sorted(listed, key=lambda option: option.group)
 
 
 @cache
@@ -197,17 +197,17 @@ def options_for(
     Args:
         without: Beginnings of `GROUP/OPTION` that mean nothing now.
     """
-    taken = list(groups_of(name))
+    groups = list(groups_of(name))
     hidden = (*command.hidden, *without)
     possible = [
         option
         for option in options(config_dir)
-        if option.group.partition("/")[0] in taken
+        if option.group.partition("/")[0] in groups
         and not option.shadowed
         and not option.target.startswith(command.hidden)
         and not f"{option.group}/{option.name}".startswith(hidden)
     ]
-    possible.sort(key=lambda option: taken.index(option.group.partition("/")[0]))
+    possible.sort(key=lambda option: groups.index(option.group.partition("/")[0]))
     known = {(option.group, option.name): option for option in possible}
     sections = {key.partition(".")[0] for key in declared_keys(name)} | {"defaults", "hydra"}
     return [o for o in possible if o.group != "experiment" or _is_possible(o, known, sections)]
@@ -217,17 +217,17 @@ def _is_possible(
     option: Option, known: Mapping[tuple[str, str], Option], sections: Set[str]
 ) -> bool:
     """Return whether an experiment chooses known options, and sets keys of known sections."""
-    wanted = [
+    pairs = [
         (choice.group, pair)
         for choice in option.choices()
         if choice.place in ("", choice.group)
         for pair in choice.names
     ]
     return (
-        all(pair in known for pair in wanted)
+        all(pair in known for pair in pairs)
         and {key.name.partition(".")[0] for key in option.all_keys()} <= sections
         and all(
-            _is_possible(known[pair], known, sections) for pair in wanted if pair[0] == "experiment"
+            _is_possible(known[pair], known, sections) for pair in pairs if pair[0] == "experiment"
         )
     )
 
@@ -300,8 +300,8 @@ def declared_keys(command: str) -> Mapping[str, Key]:
 def key_help(command: str) -> dict[str, str]:
     """Return the meaning of every plain value of a command, by its full key."""
     # The same key means the same everywhere, unless a command's own class says more of it.
-    every = [key for name in _schema()[1] for key in declared_keys(name).values()]
-    return {key.name: key.line for key in (*every, *declared_keys(command).values()) if key.line}
+    keys = [key for name in _schema()[1] for key in declared_keys(name).values()]
+    return {key.name: key.line for key in (*keys, *declared_keys(command).values()) if key.line}
 
 
 def keys_and_options(command: str, config_dir: Path | None = None) -> Iterator[tuple[str, str]]:

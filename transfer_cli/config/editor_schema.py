@@ -140,8 +140,8 @@ def _option_schema(option: Option, place: str, names: Iterable[str]) -> Schema:
     keys = {key.name.removeprefix(f"{option.package}.") for key in option.typed_keys()}
     known = [f"{prefix}{key}" for key in sorted(keys)]
     above = {section for key in known for section in describe.parents(key) if section != place}
-    wanted = [name for name in (*known, *sorted(above)) if name.startswith(prefix)]
-    return {**_section_schema(place, wanted), "description": option.line}
+    key_names = [name for name in (*known, *sorted(above)) if name.startswith(prefix)]
+    return {**_section_schema(place, key_names), "description": option.line}
 
 
 # --- keys --------------------------------------------------------------------------------------

@@ -63,13 +63,13 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     further = _further_choices(unmet, losses="losses" in config)
     about: list[Renderable] = [BLANK, Prose(guide_of(guide).text)]
     if request.asks_all:
-        every = (key for key in keys.all() if not key.startswith(command.ignores))
+        names = (key for key in keys.all() if not key.startswith(command.ignores))
         return Page(
             *start,
             *chosen_keys,
             *_titled("What can be chosen (* is the default):", _options(offers, defaults)),
             *further,
-            *_titled("Every key (with the value it has now):", keys.entries(every)),
+            *_titled("Every key (with the value it has now):", keys.entries(names)),
             *_titled("Flags:", [_entry(["  ", Piece(flag, "name")], text) for flag, text in FLAGS]),
             *about,
         )
@@ -231,9 +231,9 @@ class _Keys:
 
     def holds(self, condition: str) -> bool:
         """Return whether a key has the value that a condition says."""
-        key, _, wanted = condition.partition("=")
+        key, _, expected = condition.partition("=")
         value = self._value(key)
-        return value != "null" if wanted == "RUN" else value == wanted
+        return value != "null" if expected == "RUN" else value == expected
 
     def all(self) -> Iterator[str]:
         """Yield the keys of all plain values; lists are values, and so is a group without one."""

@@ -83,13 +83,13 @@ def swept_words(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:
 
 def _unless_typed(words: Sequence[str], typed: Mapping[str, ChosenOptions | None]) -> list[str]:
     """Return words of files, but for what was typed, and options and keys of other options."""
-    said = {_key(word): _value(word) for word in words}
+    values_by_key = {_key(word): _value(word) for word in words}
     gone = {_key(word) for word in typed} | {c.typed for c in typed.values() if c is not None}
     others: list[str] = []
     for word, choice in typed.items():
-        if choice is None or said.get(choice.typed) == _value(word):
+        if choice is None or values_by_key.get(choice.typed) == _value(word):
             continue
-        chosen = [key for key in said if f"{key}/".startswith(f"{choice.typed}/")]
+        chosen = [key for key in values_by_key if f"{key}/".startswith(f"{choice.typed}/")]
         gone |= {*chosen}
         others += [f"{key.rpartition('@')[2].replace('/', '.')}." for key in chosen]
     return [w for w in words if _key(w) not in gone and not _key(w).startswith(tuple(others))]

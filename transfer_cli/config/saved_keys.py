@@ -96,8 +96,8 @@ class _File:
             if choice is not None and group in ONE_OPTION:
                 levels = (*levels, choice.names[0])
                 continue
-            taken = self.keys.options(group) if choice is None and group else {}
-            if below in taken or (choice is not None and below not in choice.names):
+            options = self.keys.options(group) if choice is None and group else {}
+            if below in options or (choice is not None and below not in choice.names):
                 return (*levels[:-1], ".".join(names[end - 1 :]))
         return (*levels, names[-1])
 

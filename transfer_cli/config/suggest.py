@@ -41,9 +41,9 @@ def suggest_key(name: str, command: str, config_dir: Path | None = None) -> str:
     close = [last] if section else difflib.get_close_matches(name, leaves, n=1, cutoff=0.85)
     key = next(filter(None, (_key_of(word, known) for word in (name, *close))), "")
     if not key:
-        taken = groups_of(command)
+        groups = groups_of(command)
         named = (o.group for o in options(config_dir) if o.name == name)
-        group = min((g for g in named if g.partition("/")[0] in taken), key=len, default="")
+        group = min((g for g in named if g.partition("/")[0] in groups), key=len, default="")
         key = f"{group}={name}" if group else ""
     return f" Did you mean {key!r}?" if key else ""
 

@@ -135,8 +135,8 @@ def choose_columns(columns: Sequence[str], sample: Sample, wanted: Wanted, name:
     if text is None and pair is None:
         text, pair = _pair_columns(columns)
     if text is None:
-        taken = (label, pair, *labels)
-        text = search.text_by_name(*taken) or search.longest_texts(*taken)
+        chosen = (label, pair, *labels)
+        text = search.text_by_name(*chosen) or search.longest_texts(*chosen)
     if label is None and wanted.labelled and not wanted.paired:
         label = search.repeated_labels(text, pair, *texts)
     roles = (
@@ -215,10 +215,10 @@ class _Search:
             both = text or lower.get(first), pair or lower.get(second)
             if both[0] is not None and both[1] is not None and both[0] != both[1]:
                 return both[0], both[1], score
-        keys, every = self.wanted.keys, list_names(map(repr, self.columns), _MOST_LISTED)
+        keys, listing = self.wanted.keys, list_names(map(repr, self.columns), _MOST_LISTED)
         raise DataError(
             f"{self.name}: which columns are the two texts? (say {keys}{TEXT}=COLUMN "
-            f"{keys}pair=COLUMN). The columns are {every}.{other_data_hint(self.columns)}"
+            f"{keys}pair=COLUMN). The columns are {listing}.{other_data_hint(self.columns)}"
         )
 
     def text_by_name(self, *taken: str | None) -> str | None:
@@ -322,7 +322,7 @@ class _Search:
         which = " or ".join(repr(column[:_LONGEST_SHOWN]) for column in may_be[:4])
         keys = [TEXT, LABEL] if self.wanted.labelled else [TEXT]
         typed = " ".join(f"{self.wanted.keys}{key}=COLUMN" for key in keys)
-        every = list_names((repr(column[:_LONGEST_SHOWN]) for column in self.columns), _MOST_LISTED)
+        names = list_names((repr(column[:_LONGEST_SHOWN]) for column in self.columns), _MOST_LISTED)
         asks = f"the {what} may be in {which}" if may_be else f"which column is the {what}?"
         numbers = self._number_column() if what == LABEL and not self.wanted.numbers else None
         cure = (
@@ -330,7 +330,7 @@ class _Search:
             if numbers
             else other_data_hint(self.columns)
         )
-        return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.{cure}")
+        return DataError(f"{self.name}: {asks} (say {typed}). The columns are {names}.{cure}")
 
     def _several_labels_hint(self, flags: Sequence[str]) -> str:
         """Return what to type for labels that have a column each, or for one of them."""
@@ -368,8 +368,8 @@ def split_labels(value: object, separator: str) -> list[object]:
             listed = ast.literal_eval(value.strip())
             value = listed if isinstance(listed, list) else value
     parts = value.split(separator) if isinstance(value, str) else value
-    every = parts if isinstance(parts, list) else [parts]
-    return [part for part in every if not isinstance(part, str) or part.strip()]
+    labels = parts if isinstance(parts, list) else [parts]
+    return [part for part in labels if not isinstance(part, str) or part.strip()]
 
 
 def check_accepted(answers: Collection[object], name: str) -> None:

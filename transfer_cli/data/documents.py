@@ -402,13 +402,13 @@ _SPLIT_NAME = re.compile("(train|test|validation|valid|dev)(?![^\\W\\d_])", re.I
 
 def _check_is_one_split(folder: Path, files: Iterable[Path]) -> None:
     """Refuse a folder in which files or folders side by side are called as several splits are."""
-    found = defaultdict[Path, dict[str, str]](dict)
+    splits_by_folder = defaultdict[Path, dict[str, str]](dict)
     for file in files:
         for part in (file, *file.parents)[: len(file.relative_to(folder).parts)]:
             if match := _SPLIT_NAME.match(part.name):
                 named = part if part.is_dir() else part.with_name(f"{match[1]}*")
-                found[part.parent][match[1].lower()] = shlex.quote(str(named))
-    for place, splits in found.items():
+                splits_by_folder[part.parent][match[1].lower()] = shlex.quote(str(named))
+    for place, splits in splits_by_folder.items():
         if {"train"} < splits.keys():
             raise DataError(f"{place} has splits; name one: {list_names(splits.values())}")
 

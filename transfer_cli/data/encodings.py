@@ -217,5 +217,5 @@ def _score(encoding: str, text: str) -> float:
 
 
 def _share(letters: Counter[str], those: str) -> float:
-    every = re.findall(f"[{those}]", "".join(letters))
-    return sum(letters[letter] for letter in every) / max(letters.total(), 1)
+    matches = re.findall(f"[{those}]", "".join(letters))
+    return sum(letters[letter] for letter in matches) / max(letters.total(), 1)

@@ -246,5 +246,5 @@ def _check_widths(rows: Iterable[list[object]], width: int, name: str) -> None:
 
 
 def _rows_of_columns(names: Iterable[str], columns: Iterable[Iterable[object]]) -> Iterator[object]:
-    every = list(names)
-    return (dict(zip(every, row, strict=True)) for row in zip(*columns, strict=True))
+    all_columns = list(names)
+    return (dict(zip(all_columns, row, strict=True)) for row in zip(*columns, strict=True))

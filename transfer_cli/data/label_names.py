@@ -135,15 +135,15 @@ def _other_among(labels: Iterable[str]) -> str:
 
 def warn_of_numbers(counts: Mapping[str, int], where: str) -> None:
     """Warn about classes that are rather numbers, or names of single texts."""
-    wanted = [name for name in counts if not is_missing_label(name)]
-    numbers = [float(name.replace(",", ".")) for name in wanted if _NUMBER.fullmatch(name)]
+    names = [name for name in counts if not is_missing_label(name)]
+    numbers = [float(name.replace(",", ".")) for name in names if _NUMBER.fullmatch(name)]
     is_decimal = any(number % 1 for number in numbers)
     most_stars = 20  # more whole numbers than these are rather amounts than names of classes
-    if len(wanted) == len(numbers) > (2 if is_decimal else most_stars):
+    if len(names) == len(numbers) > (2 if is_decimal else most_stars):
         log.warning(
             "%s: the labels are numbers (%s) and are learnt as %d classes without an order; "
             "data=numbers objective=regression learns them as numbers",
-            where, list_names(wanted, _MOST_SHOWN), len(counts),
+            where, list_names(names, _MOST_SHOWN), len(counts),
         )  # fmt: skip
         return
     once = [name for name, count in counts.items() if count == 1]

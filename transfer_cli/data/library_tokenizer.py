@@ -423,8 +423,8 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
 
 def _choose_name(key: str, vocabulary: Mapping[str, int], special: Set[str]) -> str:
     ends = () if key in ("cls", "sep") else _ENDS_OF_TEXT  # for want of another
-    found = [name for name in _NAMES[key] if name in vocabulary]
-    return min(found, key=lambda n: (n in ends, key != "unk" and n not in special), default="")
+    names = [name for name in _NAMES[key] if name in vocabulary]
+    return min(names, key=lambda n: (n in ends, key != "unk" and n not in special), default="")
 
 
 def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dict[str, Any]:

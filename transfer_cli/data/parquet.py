@@ -33,9 +33,9 @@ def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
             names = file.schema_arrow.names
             check_columns(names, str(part))
             classes = _class_names(file.schema_arrow.metadata or {})
-            every = set[str](names)
-            needed = every & {only, str(only).partition(".")[0]}
-            at_once = _rows_at_once(file.metadata, part, needed or every, before)
+            columns = set[str](names)
+            needed = columns & {only, str(only).partition(".")[0]}
+            at_once = _rows_at_once(file.metadata, part, needed or columns, before)
             batches = file.iter_batches(at_once, columns=list(needed) or None)
             for number, row in enumerate(_bounded_rows(batches, part, before), before + 1):
                 fields = {name: _json_value(value) for name, value in row.items()}

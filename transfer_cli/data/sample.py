@@ -266,10 +266,10 @@ def pairs(seed: int = 0) -> dict[str, list[tuple[str, str, bool]]]:
 
     Half of them do, and each name stands in as many of these as of the others.
     """
-    kinds, asked = questions(seed)
+    kinds, split_questions = questions(seed)
     splits = {}
     pairs_per_question = 4  # pairs of either answer that each question is the first of
-    for split, rows in asked.items():
+    for split, rows in split_questions.items():
         draw = _Draw(derive(seed, "pairs", split))
         of_kind = [[text for text, label in rows if label == kind] for kind in range(len(kinds))]
         splits[split] = [
@@ -292,10 +292,10 @@ def choices(seed: int = 0) -> dict[str, list[tuple[str, list[str], int]]]:
     A choice names two things that articles of a kind tell of; that of the right one is the kind of
     the one name in the question. Each choice is right as often as it is wrong among as many.
     """
-    kinds, asked = questions(seed)
+    kinds, split_questions = questions(seed)
     return {
         split: list(_choices(kinds, rows, _Draw(derive(seed, "choices", split))))
-        for split, rows in asked.items()
+        for split, rows in split_questions.items()
     }
 
 
@@ -305,10 +305,10 @@ def dialogs(seed: int = 0) -> dict[str, list[tuple[list[str], list[str], list[st
     A reply names two things that articles of a kind tell of. The turn asks about a name, whose kind
     is that of the right one; what the speaker is like, and what else was said, tells nothing.
     """
-    kinds, asked = questions(seed)
+    kinds, split_questions = questions(seed)
     return {
         split: list(_dialog_turns(kinds, rows, _Draw(derive(seed, "dialogs", split))))
-        for split, rows in asked.items()
+        for split, rows in split_questions.items()
     }
 
 
@@ -316,8 +316,8 @@ def _dialog_turns(
     kinds: Sequence[str], rows: Sequence[tuple[str, int]], draw: _Draw
 ) -> Iterator[tuple[list[str], list[str], list[str]]]:
     for text, label in rows:
-        told = [draw.shuffled(_WORDS[kind][_TOLD_SLOTS[kind]].split(", "))[:2] for kind in kinds]
-        replies = [f"It has {one} and {other} ." for one, other in told]
+        facts = [draw.shuffled(_WORDS[kind][_TOLD_SLOTS[kind]].split(", "))[:2] for kind in kinds]
+        replies = [f"It has {one} and {other} ." for one, other in facts]
         right = replies.pop(label)
         persona = draw.shuffled(_PERSONAS)[: 1 + draw.number(2)]
         before = ["Do you read many books ?", "I do ."] if draw.number(2) else []
@@ -331,8 +331,8 @@ def _choices(
         others = [kind for kind in kinds if kind != kinds[label]]
         wrong = draw.shuffled(others)[: 1 + draw.number(4)]
         offered = draw.shuffled([kinds[label], *wrong])
-        told = (draw.shuffled(_WORDS[kind][_TOLD_SLOTS[kind]].split(", ")) for kind in offered)
-        yield text, [f"{one} and {other}" for one, other, *_ in told], offered.index(kinds[label])
+        facts = (draw.shuffled(_WORDS[kind][_TOLD_SLOTS[kind]].split(", ")) for kind in offered)
+        yield text, [f"{one} and {other}" for one, other, *_ in facts], offered.index(kinds[label])
 
 
 def facts(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
@@ -345,18 +345,18 @@ def facts(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     towns = list(dict.fromkeys(
         "".join(draw.shuffled(_SYLLABLES.split(", "))[:3]).capitalize() for _ in range(2 * TOWNS)
     ))[:TOWNS]  # fmt: skip
-    told = [
+    known_facts = [
         (*(wording.replace("{it}", town) for wording in wordings), right[draw.number(len(right))])
         for wordings, right in ((both, words.split(", ")) for both, words in _FACTS.items())
         for town in towns
     ]
-    order = draw.shuffled([str(number) for number in range(len(told))])
-    told = [told[int(number)] for number in order]
-    asked = [(other, f"{answer}.") for _, other, answer in told]
+    order = draw.shuffled([str(number) for number in range(len(known_facts))])
+    known_facts = [known_facts[int(number)] for number in order]
+    questions = [(other, f"{answer}.") for _, other, answer in known_facts]
     return {
-        "train": [(question, f"{answer}.") for question, _, answer in told],
-        "validation": asked[:FACTS_ASKED],
-        "test": asked[FACTS_ASKED : 2 * FACTS_ASKED],
+        "train": [(question, f"{answer}.") for question, _, answer in known_facts],
+        "validation": questions[:FACTS_ASKED],
+        "test": questions[FACTS_ASKED : 2 * FACTS_ASKED],
     }
 
 

@@ -127,10 +127,10 @@ def weighted_order(sources: Sequence[WeightedSource], seed: int, epoch: int) -> 
 def quotas(sources: Sequence[WeightedSource]) -> list[int]:
     """Return how many examples of an epoch are from each source; the largest remainders go up."""
     total = sum(source.size for source in sources)
-    wanted = np.array([source.weight for source in sources])
-    wanted = wanted / wanted.sum() * total
-    counts = np.floor(wanted).astype(int)
-    rest = np.argsort(counts - wanted, kind="stable")[: total - counts.sum()]
+    weights = np.array([source.weight for source in sources])
+    weights = weights / weights.sum() * total
+    counts = np.floor(weights).astype(int)
+    rest = np.argsort(counts - weights, kind="stable")[: total - counts.sum()]
     counts[rest] += 1
     return [int(count) for count in counts]
 

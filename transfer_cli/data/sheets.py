@@ -61,8 +61,8 @@ class Book:
             return str(sheet)
         if str(sheet).isdecimal() and 0 < int(sheet) <= len(names):
             return str(names[int(sheet) - 1])
-        every = list_names(map(repr, names), _MOST_LISTED)
-        raise DataError(f"{self.path}: {key}={sheet}, but its sheets are {every}.")
+        listing = list_names(map(repr, names), _MOST_LISTED)
+        raise DataError(f"{self.path}: {key}={sheet}, but its sheets are {listing}.")
 
 
 @contextmanager
@@ -73,11 +73,11 @@ def open_book(path: Path) -> Iterator[Book]:
         check_size(path)
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     try:
-        every = Book(path, book, [page.title for page in book.worksheets])
-        if not every.sheets:
+        whole_book = Book(path, book, [page.title for page in book.worksheets])
+        if not whole_book.sheets:
             raise DataError(f"{path} has no sheet of cells.")
-        full = [sheet for sheet in every.sheets if next(every.rows(sheet), None)]
-        yield replace(every, sheets=full or every.sheets)
+        full = [sheet for sheet in whole_book.sheets if next(whole_book.rows(sheet), None)]
+        yield replace(whole_book, sheets=full or whole_book.sheets)
     finally:
         book.close()
 

@@ -210,8 +210,8 @@ class FromFile(TokenizerRecipe):
 
     def key(self) -> str:
         """Describe the file by its content, so that an edited file is another tokenizer."""
-        made = self._load()
-        return f"file {made.hash} {made.begin, made.before_text, made.separators}"
+        whole = self._load()
+        return f"file {whole.hash} {whole.begin, whole.before_text, whole.separators}"
 
     def make(self, lines: Lines) -> Tokenizer:
         return self._load()

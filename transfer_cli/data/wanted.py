@@ -92,7 +92,7 @@ class Wanted:
 
     def filled_from(self, other: "Wanted", names: Collection[str]) -> "Wanted":
         """Return the same with the columns of another table where nothing was typed."""
-        taken: dict[str, Any] = {
+        changes: dict[str, Any] = {
             what: name
             for what in (TEXT, PAIR, LABEL)
             if getattr(self, what) is None
@@ -100,10 +100,10 @@ class Wanted:
             and {name, name.partition(".")[0]} & {*names}
         }
         if self.label is None and not self.labels and {*other.labels} & {*names}:
-            taken["labels"] = other.labels
+            changes["labels"] = other.labels
         if self.text is None and not self.texts and {*other.texts} & {*names}:
-            taken |= {"texts": other.texts, "join": other.join}
-        return replace(self, **taken)
+            changes |= {"texts": other.texts, "join": other.join}
+        return replace(self, **changes)
 
 
 ANY = Wanted()

@@ -350,7 +350,7 @@ def _in_parts(
     if memory is not None or hasattr(model, "reshard"):  # lanes and shards pass as a whole
         return [(portion, score(portion))]
     parts = halve_if_out_of_memory(portion.rows, lambda rows: score(Portion.of(rows)))
-    return [(Portion.of(rows), made) for rows, made in parts]
+    return [(Portion.of(rows), outcome) for rows, outcome in parts]
 
 
 def _raise_not_finite(
@@ -443,8 +443,8 @@ def predictions(
         with torch.inference_mode(), precision.context():
             if beside:
                 runs = ((objective, model), *(other[:2] for other in beside))
-                asked = [(*run, view) for run, view in zip(runs, views, strict=True)]
-                predicted = objective.predictions_together(asked)
+                requests = [(*run, view) for run, view in zip(runs, views, strict=True)]
+                predicted = objective.predictions_together(requests)
             else:
                 predicted = objective.predictions(model, views[0], Encoding(model, views[0]))
         if not predicted:

@@ -90,8 +90,8 @@ class PassGraphs:
         for parameter in captured.parameters:
             parameter.grad = self._gradients[parameter]
         if self._model.on_pass is not None:
-            for made in captured.passes:
-                self._model.on_pass(replace(made, lengths=view["lengths"].tolist()))
+            for graph_pass in captured.passes:
+                self._model.on_pass(replace(graph_pass, lengths=view["lengths"].tolist()))
         return captured.sums
 
     def _capture(

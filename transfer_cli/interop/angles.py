@@ -100,9 +100,9 @@ class TwoKinds(ConfigPart):
         return replace(whole, local_base=local.base)
 
     def _read_order(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
-        every = settings.value(self.every_key, self.usual_every, int)
-        start = 0 if self.global_first else every - 1
-        order = [block % max(1, every) != start for block in range(depth)]
+        period = settings.value(self.every_key, self.usual_every, int)
+        start = 0 if self.global_first else period - 1
+        order = [block % max(1, period) != start for block in range(depth)]
         return read_order(settings, [LOCAL if local else GLOBAL for local in order])
 
 
@@ -116,10 +116,10 @@ def read_order(settings: PublishedConfig, usual: Sequence[str]) -> dict[str, int
     if not whole:
         return {"global_every": 0, "global_from": 0}
     first = whole[0]
-    every = whole[1] - first if len(whole) > 1 else depth
-    if whole != [block for block in range(depth) if (block - first) % every == 0]:
+    period = whole[1] - first if len(whole) > 1 else depth
+    if whole != [block for block in range(depth) if (block - first) % period == 0]:
         raise settings.error("layer_types", f"{GLOBAL} at equal distances")
-    return {"global_every": every, "global_from": first}
+    return {"global_every": period, "global_from": first}
 
 
 def _build_rotary(

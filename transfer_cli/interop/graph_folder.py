@@ -124,10 +124,10 @@ class _GraphBackbone(nn.Module):
         **others: Any,
     ) -> list[Tensor]:
         """See `Backbone.forward`; a text's own output stands at each of its positions."""
-        if asked := [name for name, value in others.items() if value is not None]:
+        if extras := [name for name, value in others.items() if value is not None]:
             raise CheckpointError(
                 f"run: {self._graph.folder} holds an ONNX graph, which reads whole texts alone (it "
-                f"has no {asked[0].partition('_B')[0]}); take the run itself, or its export with "
+                f"has no {extras[0].partition('_B')[0]}); take the run itself, or its export with "
                 "format=hf"
             )
         inputs = {"input_ids": tokens_BT, "attention_mask": mask_BT.long()}

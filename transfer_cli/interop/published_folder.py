@@ -86,12 +86,12 @@ class Published:
         rules, vocabulary = {rule.ours: rule for rule in self.rules}, self.description.vocabulary
 
         def convert(there: Mapping[str, Tensor], name: str) -> Tensor:
-            taken = rules[name].conversion.to_ours([there[theirs] for theirs in rules[name].theirs])
-            if name not in TOKEN_TABLES or len(taken) == vocabulary:
-                return taken
-            if len(taken) < vocabulary:  # by `Family.text_end`
-                return torch.cat([taken, taken.mean(0, keepdim=True)])
-            return taken[:vocabulary].clone()
+            value = rules[name].conversion.to_ours([there[theirs] for theirs in rules[name].theirs])
+            if name not in TOKEN_TABLES or len(value) == vocabulary:
+                return value
+            if len(value) < vocabulary:  # by `Family.text_end`
+                return torch.cat([value, value.mean(0, keepdim=True)])
+            return value[:vocabulary].clone()
 
         on_meta = files.read_tensors(self.folder, self.family.synonyms, values=False)
         shapes = {name: convert(on_meta, name) for name in rules}
@@ -265,12 +265,12 @@ class _Folder:
                 parts = rule.conversion.to_theirs(tensors[rule.ours], len(rule.theirs))
                 expected |= zip(rule.theirs, parts, strict=True)
         for name, tensor in expected.items():
-            found = self.found[name]
-            if tensor.shape != found.shape:
+            stored = self.found[name]
+            if tensor.shape != stored.shape:
                 raise self._contradiction(name, tensor)
-            if not found.is_floating_point():
+            if not stored.is_floating_point():
                 raise CheckpointError(
-                    f"{self.settings.path.parent}: {name} holds numbers of type {found.dtype}, "
+                    f"{self.settings.path.parent}: {name} holds numbers of type {stored.dtype}, "
                     "expected float"
                 )
 

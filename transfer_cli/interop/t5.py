@@ -34,9 +34,9 @@ class _FeedForwardField(ConfigPart):
         return dict(zip(("feedforward_kind", "activation"), values, strict=True))
 
     def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        wanted = shape.feedforward_kind, shape.activation
+        kind = shape.feedforward_kind, shape.activation
         return {
-            "feed_forward_proj": next(n for n, values in _FEED_FORWARDS.items() if values == wanted)
+            "feed_forward_proj": next(n for n, values in _FEED_FORWARDS.items() if values == kind)
         }
 
 

@@ -47,7 +47,7 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
             f"{list(layers)} has to begin with 0: with residual={shape.residual} the first block "
             "is unlike the others"
         )
-    wanted = [shape.has_window[layer] for layer in layers]
+    is_windowed = [shape.has_window[layer] for layer in layers]
     depth = len(layers)
     if [sparse_parts(shape)[n] for n in layers] != list(sparse_parts(replace(shape, depth=depth))):
         raise ValueError(
@@ -55,12 +55,12 @@ def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShap
             "blocks with even and odd numbers in turns, the first one even"
         )
     rhythms = [(shape.global_every, shape.global_from)]
-    rhythms += [(every, first) for every in range(depth + 1) for first in range(max(1, every))]
-    for every, first in rhythms:
-        picked = replace(shape, depth=depth, global_every=every, global_from=first)
-        if picked.has_window == wanted:
+    rhythms += [(period, first) for period in range(depth + 1) for first in range(max(1, period))]
+    for period, first in rhythms:
+        picked = replace(shape, depth=depth, global_every=period, global_from=first)
+        if picked.has_window == is_windowed:
             return picked
-    windows = ", ".join("a window" if local else "none" for local in wanted)
+    windows = ", ".join("a window" if local else "none" for local in is_windowed)
     raise ValueError(
         f"{list(layers)} have no rhythm of attention windows ({windows}) that model.global_every "
         "and model.global_from could say; pick others"

@@ -400,8 +400,8 @@ class BackboneShape:
         """Whether a query sees only near keys, for each block."""
         if self.attention != "window":
             return [False] * self.depth
-        every, first = self.global_every, self.global_from
-        return [not every or (block - first) % every != 0 for block in range(self.depth)]
+        period, first = self.global_every, self.global_from
+        return [not period or (block - first) % period != 0 for block in range(self.depth)]
 
     @property
     def is_sparse(self) -> bool:

@@ -263,9 +263,9 @@ def load_strictly(
     model: nn.Module, tensors: Mapping[str, Tensor], source: Path, leave_out: Set[str] = frozenset()
 ) -> None:
     """Load weights of the same model, which hold every tensor but those to leave out."""
-    wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
-    wrong = sorted(wanted.keys() ^ tensors.keys())
-    wrong += sorted(n for n in wanted.keys() & tensors.keys() if not _fits(wanted[n], tensors[n]))
+    needed = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
+    wrong = sorted(needed.keys() ^ tensors.keys())
+    wrong += sorted(n for n in needed.keys() & tensors.keys() if not _fits(needed[n], tensors[n]))
     if wrong:
         raise CheckpointError(
             f"{source} does not fit this model: {list_names(wrong)} missing, left over "

@@ -151,7 +151,7 @@ class Classification(SequenceObjective):
     def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         names = self.info.labels
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
-        return [(names[wanted], names[predicted]) for wanted, predicted in both]
+        return [(names[expected], names[predicted]) for expected, predicted in both]
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
         """Return loss, accuracy, error rate in percent, macro-F1 and each class's accuracy."""

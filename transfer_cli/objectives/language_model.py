@@ -115,8 +115,8 @@ class LanguageModel(Objective):
         ):
             places = (target_T != IGNORE).nonzero().squeeze(1)[-shown_places:]
             logits_NV = model.heads[HEAD](top_TD[places], model.backbone.token_embedding.weight)
-            wanted, predicted = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
-            samples.append(Sample(tokens_T[mask_T].tolist(), wanted, predicted))
+            expected, predicted = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
+            samples.append(Sample(tokens_T[mask_T].tolist(), expected, predicted))
         return samples
 
 

@@ -251,16 +251,16 @@ class ReplacedTokens(Objective):
             replace(LOSS, per_example=False),
             partial(replace, perplexity("restored_perplexity"), headline=False, per_example=False),
         )
-        own: tuple[Metric, ...] = (perplexity_of(),)
+        generator_metrics: tuple[Metric, ...] = (perplexity_of(),)
         if self.detects:
-            own = (
+            generator_metrics = (
                 Metric("auc", higher_is_better=True, unit="fraction"),
                 replace(loss, name="detect_loss"),
                 Metric("detect_excess", higher_is_better=False),
             )
         replaced = Metric("replaced", higher_is_better=False, unit="fraction")
         generator = perplexity_of(name="generator_perplexity")
-        return replace(loss, headline=True), *own, replaced, generator
+        return replace(loss, headline=True), *generator_metrics, replaced, generator
 
     def _corrupt(self, model: TransferModel, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the generator's summed loss, and the text with its draws, `[B, T]`."""

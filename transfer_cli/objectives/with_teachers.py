@@ -263,11 +263,11 @@ class DistilLM(WithTeachers):
         states = [select_rows(top, rows_N) for top in tops]
 
         def logits(rows: slice) -> Tensor:
-            each = [
+            parts = [
                 teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
                 for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
-            return each[0] if len(each) == 1 else log_mean_softmax(each)
+            return parts[0] if len(parts) == 1 else log_mean_softmax(parts)
 
         table_VD = model.backbone.token_embedding.weight
         output = language_model_head(model).linear_inputs(select_rows(student, rows_N), table_VD)

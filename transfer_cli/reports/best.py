@@ -46,8 +46,8 @@ def criterion(runs: Sequence[Run]) -> Criterion | None:
     metrics = merged_metrics(run.results.metrics for run in runs)
     names: list[str] = []
     for key, defaults in _MEASURE_KEYS.items():
-        asked = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
-        names += [_OF_VALIDATION.sub("", name, count=1) for name in asked if len(asked) == 1]
+        criteria = {str(run.settings.get(key) or "") for run in runs} - defaults - {""}
+        names += [_OF_VALIDATION.sub("", name, count=1) for name in criteria if len(criteria) == 1]
     names += [metric.name for metric in headlines_first(metrics)]
     preferred = [f"validation/{name}" for name in names]
     counts = Counter(name for run in runs for name in run.results.by_name)

@@ -169,9 +169,9 @@ def _best_first(
 def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric]) -> str:
     """Return the measure to report: the one asked for, else the first headline that is known."""
     known = dict.fromkeys(name for group in groups for name in group.measures)
-    wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
-    preferred = [f"{split}/{each.name}" for each in headlines_first(metrics) for split in _SPLITS]
-    return next((metric for metric in (*wanted, *preferred, *known) if metric in known), "")
+    sorted_by = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
+    preferred = [f"{split}/{main.name}" for main in headlines_first(metrics) for split in _SPLITS]
+    return next((metric for metric in (*sorted_by, *preferred, *known) if metric in known), "")
 
 
 def _value(group: Group, by: str) -> float | None:
@@ -249,9 +249,9 @@ def _against_baseline(
     """
     if len(groups) < 2 or not measure:
         return None, list(groups), []
-    asked = [group for group in groups if words and matches(group.runs[0].settings, words)]
+    matching = [group for group in groups if words and matches(group.runs[0].settings, words)]
     usual = [group for group in groups if matches(group.runs[0].settings, {"adaptation": "full"})]
-    bases = asked or (usual if len(usual) == 1 else groups[:1])
+    bases = matching or (usual if len(usual) == 1 else groups[:1])
     name = _join_words(words) if len(bases) > 1 else bases[0].label
     outcomes: dict[str, Comparison | str] = {}
     with progress("comparing groups", len(groups), "groups") as more:
@@ -266,7 +266,7 @@ def _against_baseline(
         pairs = zip(tested, holm([*tested.values()]), strict=True)
         known |= {label: replace(known[label], corrected=p) for label, p in pairs}
     notes = [*_uneven_seeds({group.label: group for group in groups}, known)]
-    if words and not asked:
+    if words and not matching:
         notes.append(f"no group here has {_join_words(words)}; the baseline is {bases[0].label}")
     others = {outcome.measure for outcome in known.values() if outcome.measure != measure}
     if others:

@@ -82,14 +82,14 @@ def varying_keys(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     differing = [key for key in keys if len({group.get(key) for group in settings}) > 1]
     typed = {key for runs in groups for run in runs for key in run.typed}
     # Each seed may have teachers of its own.
-    told = {key for key in typed if not names_teachers(key)} | _ALWAYS_TOLD
+    named_keys = {key for key in typed if not names_teachers(key)} | _ALWAYS_TOLD
     # What was typed, then presets, each before its parts.
     differing.sort(key=lambda key: (key not in typed, "." in key, "/" in key or "@" in key, key))
     known: list[tuple[str | None, ...]] = [()] * len(settings)
     chosen = []
     for key in differing:
         more = [(*so_far, group.get(key)) for so_far, group in zip(known, settings, strict=True)]
-        if key in told or len(set(more)) > len(set(known)):
+        if key in named_keys or len(set(more)) > len(set(known)):
             chosen.append(key)
             known = more
     return tuple(chosen)

@@ -35,9 +35,9 @@ def ladder_of(runs: Sequence[Run]) -> Ladder | None:
     except NoLawError as error:
         return replace(ladder, refused=str(error))
     ladder = replace(ladder, law=_law_text(fit), curve=tuple(_curve(rungs, fit)))
-    asked = {str(text) for run in members if (text := run.settings.get("ladder.target"))}
+    targets = {str(text) for run in members if (text := run.settings.get("ladder.target"))}
     with suppress(ValueError, ConfigError):  # none, several, or what a stranger has written
-        [only] = asked
+        [only] = targets
         name = f"ladder.target={formats.plain(only)}"
         try:
             return replace(ladder, target=_target(name, only, rungs, fit))

@@ -201,8 +201,8 @@ def _on_same_items(
 def _measure_of_items(name: str, runs: Sequence[Run], split: str, *, is_judged: bool) -> _Measure:
     """Return how a measure, or the one that takes its place, is made of items."""
     declared = merged_metrics(run.results.metrics for run in runs)
-    asked = find_metric(name, declared)
-    for metric in (*filter(None, (asked,)), *headlines_first(declared)):
+    item_metric = find_metric(name, declared)
+    for metric in (*filter(None, (item_metric,)), *headlines_first(declared)):
         is_of_errors = metric.unit in ("fraction", "percent")
         if metric.per_example and (is_judged or not is_of_errors):
             of_mean = _measure_of_mean(metric, runs, split)

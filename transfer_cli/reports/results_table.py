@@ -73,11 +73,11 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
     task without what training has seen.
     """
     split, _, name = task.measure.partition("/")
-    asked = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
+    measure_columns = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
     known = dict.fromkeys(measure for group in task.groups for measure in group.measures)
     slice_of = f"{split}/accuracy/slice/"
     parts = [key for key in known if key.startswith(slice_of) or key == task.measure + UNSEEN]
-    shown = [*dict.fromkeys([*asked, *parts])]
+    shown = [*dict.fromkeys([*measure_columns, *parts])]
     rows = [_row(task, group, shown) for group in task.groups]
     columns = [
         ResultColumn(

@@ -78,12 +78,12 @@ def load_or_make(
         except OSError as error:
             refused(error)
             return make()
-        made = make()
+        value = make()
         try:
-            write(made)
+            write(value)
         except OSError as error:
             refused(error)
-        return made
+        return value
 
 
 @contextmanager

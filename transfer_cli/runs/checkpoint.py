@@ -253,9 +253,9 @@ def hash_of(name: str, folder: Path) -> str | None:
 def whole_copy_of(name: str, model: Path, checkpoints: Path) -> Path | None:
     """Return a whole copy, among a run's checkpoints, of a damaged file of its finished model."""
     with suppress(CheckpointError, OSError):
-        wanted = _read_meta(model)["files"].get(name)
+        digest = _read_meta(model)["files"].get(name)
         for copy in sorted(checkpoints.glob(f"*/{name}")):
-            if copy.is_file() and _fingerprint(copy) == wanted:
+            if copy.is_file() and _fingerprint(copy) == digest:
                 return copy
     return None
 

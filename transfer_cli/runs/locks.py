@@ -62,13 +62,13 @@ class Lock:
         """Return whether it is free, and held from now on; OSError where it cannot be written."""
         self.handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            taken = self._take()
+            handle = self._take()
         except BaseException:
             self.release()
             raise
-        if not taken:
+        if not handle:
             self.release()
-        return taken
+        return handle
 
     def _take(self) -> bool:
         system = _flock(self.handle, fcntl.LOCK_EX)

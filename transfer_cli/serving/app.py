@@ -166,8 +166,8 @@ class Service:
     # --- what models answer ----------------------------------------------------------------------
 
     async def _predict(self, request: Request) -> Response:
-        served, asked = await self._read_request(request, "predict")
-        examples = served.model.examples(self._texts_in(asked))
+        served, body = await self._read_request(request, "predict")
+        examples = served.model.examples(self._texts_in(body))
         task = served.model.task
         for number, example in enumerate(examples, 1):
             self._check_size(sum(map(len, task.inputs(example))) if task else 0, number)
@@ -177,8 +177,8 @@ class Service:
         return JSONResponse({"predictions": answers})
 
     async def _embed(self, request: Request) -> Response:
-        served, asked = await self._read_request(request, "embed")
-        texts = self._texts_in(asked)
+        served, body = await self._read_request(request, "embed")
+        texts = self._texts_in(body)
         for number, example in enumerate(text_examples(texts), 1):
             self._check_size(len(example.text) + len(example.pair or ""), number)
         vectors = await self._answers(request, served.worker.ask(served.kinds["embed"], texts))
@@ -188,13 +188,13 @@ class Service:
         return JSONResponse({"vectors": vectors})
 
     async def _generate(self, request: Request) -> Response:
-        served, asked = await self._read_request(request, "generate")
-        prompt = text_of(Record(1, asked), "prompt", "the body")
+        served, body = await self._read_request(request, "generate")
+        prompt = text_of(Record(1, body), "prompt", "the body")
         self._check_size(len(prompt), 0)
-        beside, streams = ("prompt", "model", "stream"), asked.get("stream") or False
+        beside, streams = ("prompt", "model", "stream"), body.get("stream") or False
         if not isinstance(streams, bool):
             raise HTTPException(422, f"stream: expected true or false, got {streams!r:.60}")
-        keys = {key: value for key, value in asked.items() if key not in beside}
+        keys = {key: value for key, value in body.items() if key not in beside}
         continuation = served.model.continuation(prompt, **keys)
         stream = _Stream(continuation, monotonic() + self._limits.timeout_seconds)
         job = served.worker.ask(served.kinds["generate"], [stream])
@@ -260,17 +260,17 @@ class Service:
         """Return the model that is asked and the object in a request."""
         body = await asyncio.wait_for(self._read_body(request), self._limits.timeout_seconds)
         try:
-            asked = parse_json(body.decode("utf-8"))
+            parsed = parse_json(body.decode("utf-8"))
         except (UnicodeDecodeError, UnreadableError) as error:
             raise HTTPException(400, f"the body: expected a JSON object; {error}") from error
-        served = self._find_model(asked.get("model"))
+        served = self._find_model(parsed.get("model"))
         if kind not in served.kinds:
             can = list_names(f"/{ability}" for ability in served.kinds)
             raise HTTPException(404, f"/{kind}: {served.name} cannot; it answers {can}")
         known = request_keys(self._interface, f"/{kind}")
-        if wrong := next((key for key in asked if key not in known), None):
+        if wrong := next((key for key in parsed if key not in known), None):
             raise HTTPException(422, f"{wrong[:100]}: no such key.{did_you_mean(wrong, known)}")
-        return served, asked
+        return served, parsed
 
     async def _read_body(self, request: Request) -> bytes:
         body = bytearray()

@@ -102,15 +102,15 @@ def _bind(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host: {host!r} is no address of this machine ({error})") from error
     # Small answers are sent at once (TCP_NODELAY) where a socket says that it speaks TCP.
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind(address)
-        made.listen(0)
+        bound.bind(address)
+        bound.listen(0)
     except OSError as error:
-        made.close()
+        bound.close()
         raise ConfigError(
             f"port: {host}:{port} cannot be had ({error.strerror}); another program may have it, "
             "port=0 takes a free one"
         ) from error
-    return made
+    return bound

@@ -17,9 +17,9 @@ _OPEN_FILES = 65_536
 def run_server(service: Service, listening: socket.socket, patience_s: float) -> None:
     """Answer until a signal; then until all is answered that was begun, or patience ends."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    limit = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
     config = uvicorn.Config(
         service.app,
         # In C: what reads requests takes turns with the thread of a model.

@@ -91,13 +91,13 @@ class Jobs:
         if (folder / "config.yaml").exists():
             raise RunError(f"run.dir: {folder} holds a run; choose another folder for the sweep")
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        asked = SweepRequest(self.command, typed_words(self.request), now, **of_search)
+        request = SweepRequest(self.command, typed_words(self.request), now, **of_search)
         if directory.is_at(folder):
             with raised_as(RunError, f"{folder / SWEEP} is damaged: ", UnreadableError):
                 # A search may ask for more trials now.
-                asked = replace(directory.read_request(), trials=asked.trials)
+                request = replace(directory.read_request(), trials=request.trials)
         with as_run_error(folder):
-            directory.write_request(replace(asked, threads=asked.threads or threads))
+            directory.write_request(replace(request, threads=request.threads or threads))
         return self._number_jobs(jobs)
 
     def _number_jobs(self, jobs: Sequence[Sequence[str]]) -> list[SweepJob]:
@@ -105,7 +105,7 @@ class Jobs:
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
         following = 1 + max((job.number for job in known.values()), default=-1)
-        asked = []
+        job_words = []
         common = shared_overrides(jobs)
         for words in map(_without_run_keys, jobs):
             overrides = tuple(word for word in words if word not in common)
@@ -120,9 +120,9 @@ class Jobs:
                     job.outcome if _lengths(job.words) == _lengths(words) else JobState.LEFT
                 ))  # fmt: skip
                 directory.write_job(job)
-            asked.append(job)
-        self.done += [job for job in asked if self._is_done(job)]
-        return [job for job in asked if not self._is_done(job)]
+            job_words.append(job)
+        self.done += [job for job in job_words if self._is_done(job)]
+        return [job for job in job_words if not self._is_done(job)]
 
     def _is_done(self, job: SweepJob) -> bool:
         """Return whether nothing is left to do: its run may have been removed since."""
@@ -143,11 +143,11 @@ class Jobs:
         """Run one job in this process."""
         if self.stopped is not None:
             return
-        made = compose(self.command, self.request, self._overrides_of(job))
-        typed = replace(made.typed, overrides=tuple(without_hydra_keys(job.words)))
+        config = compose(self.command, self.request, self._overrides_of(job))
+        typed = replace(config.typed, overrides=tuple(without_hydra_keys(job.words)))
         with self.claim_job(job) as claim, typed.as_current():
             if claim is not None:
-                self._run_task(job, made.config)
+                self._run_task(job, config.config)
 
     def words_of(self, job: SweepJob) -> list[str]:
         """Return what follows the name of the command where a job is a process of its own."""

@@ -128,9 +128,9 @@ def latest_sweep(root: Path, command: str, words: tuple[str, ...]) -> Path | Non
     sweeps = []
     for file in root.glob(f"*/{SWEEP}"):
         with suppress(OSError, UnreadableError, ValueError):
-            asked = SweepDirectory(file.parent).read_request()
-            if asked.command == command and sorted(asked.words) == sorted(words):
-                sweeps.append((datetime.fromisoformat(asked.began).timestamp(), file.parent))
+            request = SweepDirectory(file.parent).read_request()
+            if request.command == command and sorted(request.words) == sorted(words):
+                sweeps.append((datetime.fromisoformat(request.began).timestamp(), file.parent))
     return max(sweeps)[1] if sweeps else None
 
 

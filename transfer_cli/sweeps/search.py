@@ -91,8 +91,8 @@ class Search(Planner):
             kind: Any = distributions.FloatDistribution
             if isinstance(value.start, int) and isinstance(value.end, int):
                 kind = distributions.IntDistribution
-            made: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
-        return made
+            distribution: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
+        return distribution
 
     def _with_aim(self, settings: SweepConfig, metrics: Sequence[Metric]) -> SweepConfig:
         """Return settings with the objective as `split/measure`, if it is one, and a direction."""
@@ -168,13 +168,13 @@ class Search(Planner):
             space = {
                 key: distribution_to_json(distribution) for key, distribution in self._space.items()
             }
-            asked = {"space": space, **self._aim}
+            aim = {"space": space, **self._aim}
             begun = study.user_attrs.get("search")
             if begun is None:
-                study.set_user_attr("search", asked)
-            elif begun != asked:
+                study.set_user_attr("search", aim)
+            elif begun != aim:
                 raise ConfigError(
-                    f"sweep.study: {self._file} is of another search: {_difference(begun, asked)}; "
+                    f"sweep.study: {self._file} is of another search: {_difference(begun, aim)}; "
                     "type what it was begun with, or choose another run.dir or sweep.study"
                 )
             # Every command that joins proposes other values, though all have the same seed.

@@ -111,8 +111,8 @@ class RegressionTask(TextsTask):
         expected, predicted = data.examples[example].value, float(row["value"])
         off = abs(predicted - expected) / self.scale
         score = min(1.0, max(0.0, (2 - off) / 1.5))
-        given, said = (format_number(value, self.scale) for value in (expected, predicted))
-        return Result(given, said, score=score)
+        given, answer = (format_number(value, self.scale) for value in (expected, predicted))
+        return Result(given, answer, score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""

@@ -361,10 +361,10 @@ def hold_out(
             size = len(unit.places)
             if size > (room[unit.stratum] if is_first else left) or unit.places[0] in chosen:
                 continue
-            taken = Counter(strata[at] for at in unit.places)
-            if all(staying[stratum] > count for stratum, count in taken.items()):
+            stratum_counts = Counter(strata[at] for at in unit.places)
+            if all(staying[stratum] > count for stratum, count in stratum_counts.items()):
                 chosen.update(unit.places)
-                staying -= taken
+                staying -= stratum_counts
                 room[unit.stratum] -= size
                 left -= size
     if not chosen:

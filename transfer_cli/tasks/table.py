@@ -163,13 +163,13 @@ class Table(LabelledFiles):
     def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; other files are read from the columns of the first if they can."""
         keys = "" if INPUT in paths else "data."
-        asked, tables = replace(self.columns, keys=keys), dict[str, list[TableRows]]()
+        selection, tables = replace(self.columns, keys=keys), dict[str, list[TableRows]]()
         for split, files in paths.items():
             tables[split] = []
             for path in files:
                 table = self._read_rows(path, columns, keys, is_only=len(files) == 1)
                 columns = next(chain(*tables.values(), [table])).columns.as_wanted()
-                table.check_same_columns(next(iter(tables[split]), table), asked)
+                table.check_same_columns(next(iter(tables[split]), table), selection)
                 tables[split].append(table)
         warn_of_skipped([table.skipped for table in chain(*tables.values())])
         rows = {split: [*chain(*(file.rows for file in files))] for split, files in tables.items()}
@@ -255,8 +255,8 @@ class Table(LabelledFiles):
 
     def column_by_line(self, path: Path, column: str) -> dict[int, str]:
         """Return what stands in a column, by line; "" where JSON lines of a row have none."""
-        asked = replace(self.columns, keys="")
-        with open_table(path, self._format_of(path, "data."), self._layout, asked) as table:
+        selection = replace(self.columns, keys="")
+        with open_table(path, self._format_of(path, "data."), self._layout, selection) as table:
             rows = table.records(Skipped(str(path)) if self.errors == "skip" else readers.refuse)
             filled = {column: ""} if table.is_uneven and column in table.names else {}
             rows = (replace(row, fields={**filled, **row.fields}) for row in rows)
@@ -308,14 +308,14 @@ class Table(LabelledFiles):
 
     def _read_rows(self, path: Path, other: Wanted, keys: str, *, is_only: bool) -> TableRows:
         """Return the rows of a file, from the columns `other` of another file if it has them."""
-        asked = replace(self.columns, keys=keys)
+        selection = replace(self.columns, keys=keys)
         skipped = Skipped(str(path))
         file = None if is_only else str(path)
         with (
-            open_table(path, self._format_of(path, keys), self._layout, asked) as table,
+            open_table(path, self._format_of(path, keys), self._layout, selection) as table,
             progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
         ):
-            columns = table.columns(asked, other)
+            columns = table.columns(selection, other)
             labels: dict[str, str] = {}
             read_row = partial(self.read_row, columns=columns, name=str(path), labels=labels)
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")

@@ -194,8 +194,8 @@ class _TokenCosts:
             return interpolate_costs(self._known)
         if self.measured and not self._has_time_to_compile():
             return {depth: self._known[depth] for depth in self.measured}
-        every = range(self._depths[0], self._depths[-1] + 1)
-        return scale_costs(self._known, {depth: self._size(depth) for depth in every})
+        depths = range(self._depths[0], self._depths[-1] + 1)
+        return scale_costs(self._known, {depth: self._size(depth) for depth in depths})
 
     def look_at_depths(self) -> None:
         """Measure depths until a deeper one is foreseen to do worse; none of a compiled run."""

@@ -163,8 +163,8 @@ def course_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
     is a function of the step and of how many there are, so the rate may jump. So may a mixture be:
     it then has other examples behind it than were seen.
     """
-    taken = [checkpoint.step_of(folder) for folder in checkpoint.find_all(directory.checkpoints)]
-    step, sizes = max(taken, default=0), blueprint.course.sizes
+    reached = [checkpoint.step_of(folder) for folder in checkpoint.find_all(directory.checkpoints)]
+    step, sizes = max(reached, default=0), blueprint.course.sizes
     loop = build(read_stored(directory.config, directory.read_command(), "resume").loop,
                  "loop", LoopConfig)  # fmt: skip
     now, total = blueprint.course.loop, sizes.total_steps

@@ -124,10 +124,10 @@ def read_states(
     width = model.backbone.shape.width * (3 if selection.pooling == "concat" else 1)
     most = min(selection.most, max(1, MOST_BYTES // (4 * len(selection.layers) * width)))
     rows, units = len(sought.split.data), len(sought.labels)
-    taken = rows if units <= most else max(1, rows * most // units)
+    per_batch = rows if units <= most else max(1, rows * most // units)
     numbers, portions = list[Tensor](), list[Tensor]()
-    with progress("states", taken, "rows") as more, torch.no_grad():
-        for row, batch in subject.batches_of_rows(sought.split, evenly_spread(rows, taken)):
+    with progress("states", per_batch, "rows") as more, torch.no_grad():
+        for row, batch in subject.batches_of_rows(sought.split, evenly_spread(rows, per_batch)):
             with subject.precision.context():
                 every = Encoding(model, batch).states
                 kept = [every[layer] for layer in selection.layers]

@@ -106,9 +106,9 @@ def export(config: ExportConfig) -> None:
             handle_signals(STOP_SIGNALS, _stop),
             progress(f"exporting as {config.format}"),
             as_run_error(to),
-            new_folder(to) as made,
+            new_folder(to) as new,
         ):
-            facts = write(config, start, made)
+            facts = write(config, start, new)
     except _Stopped as error:
         raise StoppedError(f"{error}: nothing is written to {to}") from error
     print_out(

@@ -70,8 +70,8 @@ def predict(config: PredictConfig) -> None:
         stop = SignalStop()
         if not distributed.is_main():
             with stop.deferred(), stop.handling_signals():  # the first process ends all of them
-                while asked := json.loads(distributed.broadcast_text("")):
-                    ensemble.answers([ensemble.task.example(**example) for example in asked])
+                while examples := json.loads(distributed.broadcast_text("")):
+                    ensemble.answers([ensemble.task.example(**fields) for fields in examples])
             return
         write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
         is_handed_in = config.output_format == writing.SUBMITTED
@@ -138,14 +138,14 @@ def _opener_and_chooser(
 ]:
     """Return what opens a file, and what chooses its columns."""
     table_format = reading.format_of(config.format, first)
-    asked, trained_on = _wanted_columns(config, ensemble, table_format, submission)
-    wanted = asked if asked.text or asked.texts else replace(trained_on, keys="")
+    typed, trained_on = _wanted_columns(config, ensemble, table_format, submission)
+    columns = typed if typed.text or typed.texts else replace(trained_on, keys="")
 
     def open_one(name: str) -> AbstractContextManager[Input]:
-        return reading.open_input(name, table_format, _layout(config), wanted)
+        return reading.open_input(name, table_format, _layout(config), columns)
 
     def choose(table: OpenTable, first: Wanted | None) -> Chosen:
-        return _choose_columns(table, asked, first or trained_on, ensemble.task)
+        return _choose_columns(table, typed, first or trained_on, ensemble.task)
 
     return open_one, choose
 
@@ -197,8 +197,8 @@ def _write_window(
         finite.append(result)
     answers.write_window(window[: len(finite)], finite)
     for row, answer in zip(window, finite, strict=False):
-        if said := answers.task.said(answer):
-            summary.add(*said, answers.task.texts(row.example)[0], row.line, answers.file)
+        if label := answers.task.said(answer):
+            summary.add(*label, answers.task.texts(row.example)[0], row.line, answers.file)
     if len(finite) < len(window):
         row = window[len(finite)]
         text = answers.task.texts(row.example)[0][:SHOWN_CHARACTERS]
@@ -224,8 +224,8 @@ def _wanted_columns(
         return Wanted(labelled=False, keys=""), ANY
     text, pair, *_ = (*(submission.texts if submission else ()), None, None)
     trained_on = ensemble.first.columns
-    asked = parse_columns(config.text or text, config.pair or pair, None)
-    return replace(asked, join=trained_on.join, labelled=False, keys=""), trained_on
+    columns = parse_columns(config.text or text, config.pair or pair, None)
+    return replace(columns, join=trained_on.join, labelled=False, keys=""), trained_on
 
 
 def _choose_columns(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:

@@ -98,9 +98,10 @@ def example_from_record(record: Record, task: Task, trained_on: Wanted, name: st
     names = [*record.fields]
     column = task_column(names, ANY, trained_on, task, name)
     if column is None:
-        asked = replace(ANY, join=trained_on.join, labelled=False, paired=task.reads_pairs, keys="")
-        asked = asked.filled_from(trained_on, names)
-        chosen = choose_columns(names, [record.fields], asked, name)
+        join, paired = trained_on.join, task.reads_pairs
+        columns = replace(ANY, join=join, labelled=False, paired=paired, keys="")
+        columns = columns.filled_from(trained_on, names)
+        chosen = choose_columns(names, [record.fields], columns, name)
     else:
         chosen = Chosen(column, None, LABEL)
     if chosen.text == TEXT and chosen.pair is None and PAIR in names:

@@ -46,15 +46,15 @@ class Answers(ABC):
         Its other columns that are kept have other names than ours: `input/label`.
         """
         place = {} if self.file is None else {"file": self.file, "line": row.line}
-        taken = {*self.ours, *place}
-        if not place and not row.kept.keys() & taken:
+        names = {*self.ours, *place}
+        if not place and not row.kept.keys() & names:
             return row
         kept: dict[str, object] = {**place}
         # Stands before the name of a column of the input that is the name of one of ours.
         input = "input/"
         for column, value in row.kept.items():
             name = column
-            while name in taken or (name != column and name in row.kept):
+            while name in names or (name != column and name in row.kept):
                 name = f"{input}{name}"
             kept[name] = value
         return replace(row, kept=kept)

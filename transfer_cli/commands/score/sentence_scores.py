@@ -166,20 +166,20 @@ def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
     if not kept:
         raise DataError("data: no answer is a word that this model may say: one of one token.")
     items = []
-    for (number, row), said in zip(kept, asker.ask([row for _, row in kept]), strict=True):
-        asked = row.tokens[row.first :] if isinstance(row, Ending) else row.targets
+    for (number, row), answer in zip(kept, asker.ask([row for _, row in kept]), strict=True):
+        targets = row.tokens[row.first :] if isinstance(row, Ending) else row.targets
         example = examples[number]
         items.append(
             Item(
                 split="test",
                 index=number,
                 label=example.answer,
-                predicted=asker.text_of(said.best),
-                probability=math.exp(math.fsum(said.scores)),
+                predicted=asker.text_of(answer.best),
+                probability=math.exp(math.fsum(answer.scores)),
                 text=shortened(f"{example.before} {GAP}{example.after}"),
-                loss=-math.fsum(said.scores),
+                loss=-math.fsum(answer.scores),
                 targets=1,
-                score=float(list(said.best) == list(asked)),
+                score=float(list(answer.best) == list(targets)),
             )
         )
     right = math.fsum(item.score or 0.0 for item in items)

@@ -171,16 +171,16 @@ def rate_chart(task: TaskRuns) -> Chart | None:
     words = formats.measure_words(task.measure)
     placed = [(label, point) for label, points in apart.items() for point in points]
     _, best = min(placed, key=lambda pair: pair[1].badness)
-    taken = next((f"{label} at {formats.setting(point.value)}" for label, point in placed
+    best_label = next((f"{label} at {formats.setting(point.value)}" for label, point in placed
                   if results_table.holds_best(task, point.group)), "")  # fmt: skip
-    to_take = f"the run to take is of {taken}"
+    to_take = f"the run to take is of {best_label}"
     texts = (
         f"{words[:1].upper()}{words[1:]} over learning rate",
         f"{'A line for each scheme' if are_lines else 'Each point is a group'}. "
-        f"{_spread_words(task)}{f' The ring: {to_take}.' if taken else ''}",
+        f"{_spread_words(task)}{f' The ring: {to_take}.' if best_label else ''}",
         f"Chart of the {words} over {formats.several(len(rates), 'learning rate')} for "
         f"{', '.join(apart)}. The best mean is {formats.spread(best.result)} at "
-        f"{formats.setting(best.value)}{f'; {to_take}' if taken else ''}.",
+        f"{formats.setting(best.value)}{f'; {to_take}' if best_label else ''}.",
     )
     traces = _traces(task, apart, are_lines=are_lines)
     rows = [(label, formats.setting(point.value), point.result) for label, point in placed]
@@ -194,15 +194,15 @@ def label_chart(task: TaskRuns) -> Chart | None:
     amounts = sorted({point.value for points in lines.values() for point in points})
     if key is None or len(amounts) < 2:
         return None
-    asked = max(amount for amount in amounts if amount < math.inf)
+    most = max(amount for amount in amounts if amount < math.inf)
     of_all = [group for group in task.groups if group.settings.get(key) is None]
     known = max(
         (run.results.examples.get("train", 0) for group in of_all for run in group.finished),
         default=0,
     )
     # Runs of earlier versions do not say how many all are: more than any number that was asked for.
-    all_at = known if known >= asked else 2 * asked
-    place = f"is {known:,}" if known >= asked else "stands to the right, wherever that may be"
+    all_at = known if known >= most else 2 * most
+    place = f"is {known:,}" if known >= most else "stands to the right, wherever that may be"
     of_all_labels = f"; “all” {place}" if amounts[-1] == math.inf else ""
     ticks = [min(amount, all_at) for amount in amounts]
     axis = log_axis("labelled examples", ticks, map(_amount_words, amounts), ticks)
@@ -341,7 +341,7 @@ def _settings_words(task: TaskRuns, group: Group, keys: Iterable[str]) -> str:
 def _traces(task: TaskRuns, lines: Lines, *, are_lines: bool) -> list[Trace]:
     traces = []
     for place, (label, points) in enumerate(lines.items()):
-        taken = [results_table.holds_best(task, point.group) for point in points]
+        best = [results_table.holds_best(task, point.group) for point in points]
         trace: Trace = {
             "name": label, "x": [point.value for point in points],
             **means(task, [point.result for point in points]),
@@ -350,8 +350,8 @@ def _traces(task: TaskRuns, lines: Lines, *, are_lines: bool) -> list[Trace]:
         }  # fmt: skip
         if are_lines:
             trace["line"] = {"dashes": dashes(place), "width": 2.25}
-        if True in taken:
-            trace["ring"] = taken.index(True)
+        if True in best:
+            trace["ring"] = best.index(True)
         traces.append(trace)
     return traces
 

@@ -106,16 +106,16 @@ def results_section(task: TaskRuns, names: Sequence[str]) -> Html:
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
     baseline = _group_name(task, names, task.baseline)
     lines += results_table.explanations(task, best="★", baseline=baseline)
-    made = joined([_filters(task), groups, *map(note, lines)])
+    content = joined([_filters(task), groups, *map(note, lines)])
     unfinished = [(run.name, run.status, run.reason or formats.NOTHING) for run in task.runs
                   if run.status != FINISHED or run.reason is not None]  # fmt: skip
     if not unfinished:
-        return made
+        return content
     # Runs that did not finish which are listed from the start; more of them on demand.
     most_open = 8
     title, is_open = f"{_UNFINISHED}: {len(unfinished)}", len(unfinished) <= most_open
     listed = table(_UNFINISHED, ["run", "state", "reason"], unfinished)
-    return made + details(title, listed, is_open=is_open)
+    return content + details(title, listed, is_open=is_open)
 
 
 def _filters(task: TaskRuns) -> Html:

@@ -109,9 +109,9 @@ class ChatTask(Task):
 
     def texts(self, example: ChatExample) -> tuple[str, ...]:
         """See `Task`; all that was said before an answer is one text."""
-        asked = len(example.unanswered().messages)
+        count = len(example.unanswered().messages)
         contents = [str(turn["content"]) for turn in example.messages]
-        return ("\n".join(contents[:asked]), *contents[asked:])
+        return ("\n".join(contents[:count]), *contents[count:])
 
     def equal_by(self, example: ChatExample) -> tuple[str, ...]:
         return self.texts(example)[:1]

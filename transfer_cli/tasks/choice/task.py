@@ -454,7 +454,7 @@ class MultipleChoice(SequenceObjective):
     def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
         """Return the number of the right choice and of the likeliest."""
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
-        return [(str(wanted), str(predicted)) for wanted, predicted in both]
+        return [(str(expected), str(predicted)) for expected, predicted in both]
 
 
 def hits_and_ranks(logits_BC: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -256,4 +256,4 @@ class Contrastive(Answering):
     def display_pairs(self, outputs: Any, batch: Batch) -> Iterable[tuple[str, str]]:
         cosine_B, expected_B = self._cosines(outputs)[:, 0], self._expected(outputs, batch)
         both = zip(expected_B.tolist(), cosine_B.tolist(), strict=True)
-        return [(format_number(wanted), format_number(cosine)) for wanted, cosine in both]
+        return [(format_number(expected), format_number(cosine)) for expected, cosine in both]

@@ -168,26 +168,26 @@ class SimilarityTask(Task):
         several pairs has several texts to find. A correlation that is undefined is left out.
         """
         parts = {"": 0, **{f"/{size}": place for place, size in enumerate(self.sizes, 1)}}
-        every = {at: row for at, windows in rows.items() for row in windows.values()}
-        if not all("vectors" in row for row in every.values()):
-            given = [data.examples[at].value for at in every]
+        row_of = {at: row for at, windows in rows.items() for row in windows.values()}
+        if not all("vectors" in row for row in row_of.values()):
+            given = [data.examples[at].value for at in row_of]
             correlations: dict[str, float | None] = {}
             ranks = average_ranks(given)
             for name, place in parts.items():
-                cosines = [row["cosine"][place] for row in every.values()]
+                cosines = [row["cosine"][place] for row in row_of.values()]
                 correlations[f"spearman{name}"] = correlation(average_ranks(cosines), ranks)
                 correlations[f"pearson{name}"] = correlation(cosines, given)
             return {name: value for name, value in correlations.items() if value is not None}
         anchors, documents = dict[str, Any](), dict[str, Any]()
         relevant = defaultdict[str, set[str]](set)
-        for at, row in every.items():
+        for at, row in row_of.items():
             example = data.examples[at]
             anchor, *others = zip(example.texts, row["vectors"], strict=False)
             anchors[anchor[0]] = anchor[1]
             documents |= dict(others)
             relevant[anchor[0]].add(example.pair)
         place_of = {text: place for place, text in enumerate(documents)}
-        wanted = [[place_of[text] for text in relevant[anchor]] for anchor in anchors]
+        expected = [[place_of[text] for text in relevant[anchor]] for anchor in anchors]
         equal = [place_of.get(anchor) for anchor in anchors]
         queries_ND, documents_ND = (
             np.array([*vectors.values()], dtype=np.float32) for vectors in (anchors, documents)
@@ -197,7 +197,7 @@ class SimilarityTask(Task):
             for name, place in parts.items()
             for size in (self.sizes[place - 1] if place else None,)
             for measure, value in retrieval_measures(
-                queries_ND[:, :size], documents_ND[:, :size], wanted, equal
+                queries_ND[:, :size], documents_ND[:, :size], expected, equal
             ).items()
         }
 

@@ -162,9 +162,9 @@ def _answers(fields: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
         raise DataError(
             f"{where} is {_type_name(entries)}, expected a list; empty where there is no answer."
         )
-    every = [_checked(entry, dict, where) for entry in entries]
+    parts = [_checked(entry, dict, where) for entry in entries]
     return [
-        (_text(entry, "text", where), _field(entry, "answer_start", int, where)) for entry in every
+        (_text(entry, "text", where), _field(entry, "answer_start", int, where)) for entry in parts
     ]
 
 

@@ -213,8 +213,8 @@ class SpanTask(Task):
         both = [name for name, part in by_part.items() if part]
         measures = {}
         for name in ("exact_match", "f1"):
-            every = [score for part in both for score in by_part[part][name]]
-            measures[name] = float(np.mean(every))
+            all_scores = [score for part in both for score in by_part[part][name]]
+            measures[name] = float(np.mean(all_scores))
             if len(both) > 1:
                 measures |= {f"{name}/{part}": float(np.mean(by_part[part][name])) for part in both}
         return measures
@@ -423,8 +423,8 @@ class SpanExtraction(Answering):
         for tokens, *spans in zip(
             batch["tokens"].tolist(), batch["span"].tolist(), predicted_B2.tolist(), strict=True
         ):
-            wanted, predicted = (tokens[first : last + 1] for first, last in spans)
-            yield wanted, predicted
+            expected, predicted = (tokens[first : last + 1] for first, last in spans)
+            yield expected, predicted
 
 
 def _is_between(batch: Batch, first: int, past: int) -> Tensor:

@@ -103,9 +103,9 @@ class TaggedFiles(LabelledFiles):
             for split, files in paths.items()
         }
         has_text = any(sentence.text for path in first for sentence in by_path[path])
-        found = {"marks_entities": scheme != "none", "words": "marks" if has_text else "blanks"}
-        found["scheme"] = scheme if scheme == "iob1" else self.scheme
-        node = self.task.node(**{**self.options(), **found})
+        layout = {"marks_entities": scheme != "none", "words": "marks" if has_text else "blanks"}
+        layout["scheme"] = scheme if scheme == "iob1" else self.scheme
+        node = self.task.node(**{**self.options(), **layout})
         return LabelledData(first[0].stem, labels, splits, node, files=paths)
 
     def _sentences(self, path: Path) -> list[Sentence]:

@@ -159,7 +159,7 @@ class TokenTagging(UnitObjective):
         target_BT = _word_targets(batch)
         predicted_BT = torch.where(target_BT == IGNORE, IGNORE, outputs.argmax(-1))
         both = zip(target_BT.tolist(), predicted_BT.tolist(), strict=True)
-        return [(self._names(wanted), self._names(predicted)) for wanted, predicted in both]
+        return [(self._names(expected), self._names(predicted)) for expected, predicted in both]
 
     def _names(self, tags: Sequence[int]) -> str:
         return " ".join(self.info.labels[tag] for tag in tags if tag != IGNORE)

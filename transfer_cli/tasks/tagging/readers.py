@@ -105,10 +105,10 @@ class TagColumns:
 
 def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sentence]:
     """Return the sentences of a file."""
-    found = list(_READERS[file_format](path, columns))
-    if not found:
+    records = list(_READERS[file_format](path, columns))
+    if not records:
         raise DataError(f"{path} has no sentences.")
-    return found
+    return records
 
 
 def format_of(path: Path, tag: int | str) -> Format:

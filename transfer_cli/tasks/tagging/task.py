@@ -456,9 +456,9 @@ class TaggingTask(Task):
         shares_WC = of_words(data, rows, "shares")
         (predicted, sure), given = self._decoded(shares_WC), list(self.labels_of(sentence))
         if self.marks_entities:
-            wanted, had = set(self.entities(given)), set(self.entities(predicted))
-            both = len(wanted) + len(had)
-            score = 2 * len(wanted & had) / both if both else 1.0
+            expected, had = set(self.entities(given)), set(self.entities(predicted))
+            both = len(expected) + len(had)
+            score = 2 * len(expected & had) / both if both else 1.0
         else:
             right = sum(one == other for one, other in zip(given, predicted, strict=True))
             score = right / max(1, len(given))
@@ -523,8 +523,8 @@ def measures(
         return scores | {"macro_f1": sum(f1_of.values()) / max(1, len(f1_of))}
     hit_of, wanted_of, had_of = _count_entities(pairs)
     scores |= _entity_measures(hit_of.total(), wanted_of.total(), had_of.total())
-    hits, wanted, had = (count_of.total() for count_of in _count_entities(pairs, strict=True))
-    scores["entity_f1_strict"] = _entity_measures(hits, wanted, had)["entity_f1"]
+    hits, expected, had = (count_of.total() for count_of in _count_entities(pairs, strict=True))
+    scores["entity_f1_strict"] = _entity_measures(hits, expected, had)["entity_f1"]
     parts = dict[str, float]()
     for kind in sorted(wanted_of | had_of):
         parts |= _entity_measures(hit_of[kind], wanted_of[kind], had_of[kind], f"/{kind}")
@@ -536,13 +536,13 @@ def _count_entities(
     pairs: Sequence[tuple[Sequence[str], Sequence[str]]], *, strict: bool = False
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Return how many entities of each type are said rightly, given, and said."""
-    hits, wanted, had = Counter[str](), Counter[str](), Counter[str]()
+    hits, expected, had = Counter[str](), Counter[str](), Counter[str]()
     for given, predicted in pairs:
         ours, theirs = (schemes.entities(tags, strict=strict) for tags in (given, predicted))
-        wanted.update(entity.type for entity in ours)
+        expected.update(entity.type for entity in ours)
         had.update(entity.type for entity in theirs)
         hits.update(entity.type for entity in set(ours) & set(theirs))
-    return hits, wanted, had
+    return hits, expected, had
 
 
 def _entity_measures(hits: int, wanted: int, had: int, suffix: str = "") -> dict[str, float]:
