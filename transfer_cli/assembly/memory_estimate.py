@@ -11,7 +11,6 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.fitting import FILLED, free_bytes, rows_that_fit
 from transfer_cli.model.block import FEED_FORWARDS
-from transfer_cli.optim.muon import MuonWithAdamW, uses_muon
 
 FLOAT_BYTES = 4
 """Bytes of a number in float32."""
@@ -137,11 +136,11 @@ def memory_parts(
 def _num_averages(blueprint: Blueprint) -> int:
     """Return how many numbers the optimizer keeps of all weights that ever train."""
     kind = class_of(blueprint.config.optimizer, "optimizer")
-    keeps_two = kind.__name__.endswith(("Adam", "AdamW"))
-    parameters, count = dict(blueprint.model.named_parameters()), 0
-    for group in blueprint.network.groups:
-        for name in blueprint.course.ever_trains.intersection(group.parameters):
-            weight = parameters[name]
-            by_muon = kind is MuonWithAdamW and uses_muon(weight, {"layer": group.name})
-            count += weight.numel() * (2 if keeps_two and not by_muon else 1)
-    return count
+    usual = 2 if kind.__name__.endswith(("Adam", "AdamW")) else 1
+    averages_of = getattr(kind, "num_averages", lambda weight, layer: usual)
+    parameters = dict(blueprint.model.named_parameters())
+    return sum(
+        parameters[name].numel() * averages_of(parameters[name], group.name)
+        for group in blueprint.network.groups
+        for name in blueprint.course.ever_trains.intersection(group.parameters)
+    )

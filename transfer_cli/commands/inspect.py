@@ -47,7 +47,7 @@ def inspect(config: InspectConfig) -> None:
     at_least("samples:", config.samples, 0, ConfigError)
     source = datasets.build_source(config.data)
     start = open_start(config.init_from, None, CommandLine.current().overrides)
-    fresh = _fresh_shape(config)
+    fresh = _fresh_shape(config.model)
     shape = fresh or STAND_IN_SHAPE if start is None else start.description.shape
     place = DataPlace(config.data_dir, config.seed)
     chosen = choose_tokenizer(config.tokenizer, start, fresh)
@@ -61,7 +61,7 @@ def inspect(config: InspectConfig) -> None:
         prepared = datasets.prepare_task(data, source.length, tokenizer, shape, known=task)
         _print_labelled(data, prepared, tokenizer, config.samples)
         return
-    objective = _objective(config)
+    objective = _objective(config.objective)
     loss = RequestedLoss(objective)
     check_task("main", loss, None)
     if fresh is not None and start is None:
@@ -90,16 +90,16 @@ def inspect(config: InspectConfig) -> None:
     _print_repeated_lines(read.splits(place.folder, place.seed))
 
 
-def _objective(config: InspectConfig) -> Objective:
+def _objective(node: Any) -> Objective:
     """Return the objective that text is shown for; by default each token tells the next."""
-    if config.objective is None:
+    if node is None:
         return CausalLM()
-    return build(objective_options(config.objective, "objective"), "objective", Objective)
+    return build(objective_options(node, "objective"), "objective", Objective)
 
 
-def _fresh_shape(config: PrepareConfig) -> BackboneShape | None:
+def _fresh_shape(node: Any) -> BackboneShape | None:
     """Return the shape of the fresh model that is chosen, if one is."""
-    return None if config.model is None else build(config.model, "model", BackboneShape)
+    return None if node is None else build(node, "model", BackboneShape)
 
 
 def _print_labelled(
@@ -199,9 +199,9 @@ def prepare(config: PrepareConfig) -> None:
             print_line(f"{name:10s} {len(examples):,} examples{labels}")
         return
     start = open_start(config.init_from, None, CommandLine.current().overrides)
+    chosen = choose_tokenizer(config.tokenizer, start, _fresh_shape(config.model))
     encoded, tokenizer, _ = encode_whole_texts(
-        source, place, "causal", choose_tokenizer(config.tokenizer, start, _fresh_shape(config)),
-        lines=None if start is None else start.lines,
+        source, place, "causal", chosen, lines=None if start is None else start.lines,
     )  # fmt: skip
     print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
     for name, text in encoded.items():

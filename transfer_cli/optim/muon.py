@@ -77,6 +77,11 @@ class MuonWithAdamW(EagerOptimizer):
         parameters = (p for group in self.param_groups for p in group["params"])
         self._step_supports_amp_scaling = not any(hasattr(p, "full_tensor") for p in parameters)
 
+    @staticmethod
+    def num_averages(parameter: Tensor, layer: str) -> int:
+        """Return how many averages are kept of a parameter, each of its size."""
+        return 1 if uses_muon(parameter, {"layer": layer}) else 2
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the result of `closure`."""

@@ -6,6 +6,7 @@ import pkgutil
 
 import pytest
 import torch
+import yaml
 from omegaconf import OmegaConf
 
 from tests import configs, tiny
@@ -23,7 +24,7 @@ from transfer_cli.assembly.losses import (
 from transfer_cli.assembly.model import apply_edits, build_model, edit_nodes, special_tokens
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.config.check_training import base_lr
-from transfer_cli.config.conf_folder import conf_dir
+from transfer_cli.config.describe import options
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.base import Loss, TaskInfo
@@ -139,12 +140,12 @@ def test_an_objective_that_does_not_fit_the_data_names_the_one_that_does(task):
     record, _ = task.sample()
     info = {"main": TaskInfo(tiny.VOCABULARY, record.labels, task=record)}
     fitting = []
-    for file in sorted((conf_dir() / "objective").glob("*.yaml")):
-        node = OmegaConf.to_container(OmegaConf.load(file))
+    for option in (option for option in options() if option.group == "objective"):
+        node = yaml.safe_load(option.text)
         unbound = asked({n: ["RUN"] if value == "???" else value for n, value in node.items()})
         needs = unbound["main"].objective.task
         if needs == task.name:
-            fitting.append(file.stem)
+            fitting.append(option.name)
         elif needs is not None:
             with pytest.raises(ConfigError, match=r"; choose objective=\w+, or data"):
                 bind_losses(unbound, info, total_steps=1, steps_per_epoch=1)

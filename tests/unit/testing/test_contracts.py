@@ -278,7 +278,7 @@ class DeclaresAnIdleModule(Classification):
         (DrawsFromTheGlobalGenerator(), "does not come from its noise"),
         (ChangesItsInput(), "changes the batch that it is given"),
         (LooksAtItsCompany(), "differently when it is alone"),
-        (NamesTermsDifferently(), "counts names"),
+        (NamesTermsDifferently(), r"loss_sums names \['loss'\]"),
         (NotesHalfOfItsLoss(), "the losses of example_results and metric_sums differ"),
         (NotesTokensAsTargets(), "targets, and counts are"),
         (NotesOneForAll(), "no probability for each example"),
