@@ -105,7 +105,7 @@ class Jobs:
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
         following = 1 + max((job.number for job in known.values()), default=-1)
-        job_words = []
+        numbered = []
         common = shared_overrides(jobs)
         for words in map(_without_run_keys, jobs):
             overrides = tuple(word for word in words if word not in common)
@@ -120,9 +120,9 @@ class Jobs:
                     job.outcome if _lengths(job.words) == _lengths(words) else JobState.LEFT
                 ))  # fmt: skip
                 directory.write_job(job)
-            job_words.append(job)
-        self.done += [job for job in job_words if self._is_done(job)]
-        return [job for job in job_words if not self._is_done(job)]
+            numbered.append(job)
+        self.done += [job for job in numbered if self._is_done(job)]
+        return [job for job in numbered if not self._is_done(job)]
 
     def _is_done(self, job: SweepJob) -> bool:
         """Return whether nothing is left to do: its run may have been removed since."""
@@ -143,11 +143,11 @@ class Jobs:
         """Run one job in this process."""
         if self.stopped is not None:
             return
-        config = compose(self.command, self.request, self._overrides_of(job))
-        typed = replace(config.typed, overrides=tuple(without_hydra_keys(job.words)))
+        composed = compose(self.command, self.request, self._overrides_of(job))
+        typed = replace(composed.typed, overrides=tuple(without_hydra_keys(job.words)))
         with self.claim_job(job) as claim, typed.as_current():
             if claim is not None:
-                self._run_task(job, config.config)
+                self._run_task(job, composed.config)
 
     def words_of(self, job: SweepJob) -> list[str]:
         """Return what follows the name of the command where a job is a process of its own."""

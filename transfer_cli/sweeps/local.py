@@ -106,6 +106,6 @@ def settings_of(node: Any) -> SweepConfig:
             "sweep.isolate: one process has one job at a time; leave sweep.workers out, or "
             "sweep.isolate"
         )
-    launcher_settings: Any = OmegaConf.to_object(node)
-    settings: SweepConfig = launcher_settings
+    plain: Any = OmegaConf.to_object(node)
+    settings: SweepConfig = plain
     return settings
