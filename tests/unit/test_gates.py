@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 78_274,
+    "lines of the package": 78_281,
     "files of the package": 411,
     "modules to read for engine.step": 39,
     "lines to read for engine.step": 7_046,
@@ -14,15 +14,15 @@ BOUNDS = {
     "modules to read for reports.page": 32,
     "lines to read for reports.page": 5_652,
     "modules to read for assembly.drawing": 128,
-    "lines to read for assembly.drawing": 25_329,
+    "lines to read for assembly.drawing": 25_336,
     "modules to read for training.train": 186,
-    "lines to read for training.train": 35_734,
+    "lines to read for training.train": 35_741,
     "modules to read for commands.predict.predict": 108,
     "lines to read for commands.predict.predict": 23_205,
     "circles of imports": 0,
     "signatures with a config": 51,
     "lines of the example's tagger": 130,
-    "lines of tests": 68_741,
+    "lines of tests": 68_750,
     "lines of scripts": 5_519,
     "lines of documentation": 6_150,
 }

@@ -3,6 +3,7 @@
 Legend: N units, C labels or choices.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Literal
 
@@ -26,6 +27,9 @@ of 1, where most answers are."""
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """Temperatures: where validation has no error, the best one would be 0."""
+
+ROUNDING = 1e-5
+"""How far the confidence of one text may differ between batches of other shapes."""
 
 METRICS = (
     Metric("ece", higher_is_better=False, unit="fraction"),
@@ -73,17 +77,20 @@ def fit_temperature(scores: Tensor, target: Tensor) -> float:
 def fit_threshold(confidence_N: Tensor, right_N: Tensor, promised: float) -> float:
     """Return the lowest confidence above which a share of answers is right; 0 where none is.
 
-    It is right by the lower bound of the 95 % Wilson interval, and halfway between two answers, so
-    that rounding decides nothing.
+    It is right by the lower bound of the 95 % Wilson interval, and halfway between two answers; by
+    the same bound with those a little below it, so that rounding decides nothing.
     """
     order = confidence_N.argsort(descending=True, stable=True)
-    sure = confidence_N[order].tolist()
+    ascending, sure = confidence_N[order].flip(0).tolist(), confidence_N[order].tolist()
     rights = right_N[order].cumsum(0).tolist()
     lowest = 0.0
-    for count, (right, here, below) in enumerate(zip(rights, sure, [*sure[1:], 0.0], strict=True)):
+    for count, (here, below) in enumerate(zip(sure, [*sure[1:], 0.0], strict=True), start=1):
         # Answers that are equally sure are given together.
-        if here > below and wilson_interval(right, count + 1)[0] >= promised:
-            lowest = (here + below) / 2
+        if here > below:
+            threshold = (here + below) / 2
+            most = len(sure) - bisect_left(ascending, threshold - ROUNDING)
+            if all(wilson_interval(rights[n - 1], n)[0] >= promised for n in {count, most}):
+                lowest = threshold
     return lowest
 
 

@@ -111,6 +111,15 @@ def test_no_threshold_is_found_where_too_few_answers_show_it(sure, right, thresh
     assert fitted == pytest.approx(threshold)
 
 
+def test_no_threshold_parts_answers_that_differ_by_rounding_alone():
+    near = 0.54 + 1e-7 * torch.rand(80, generator=torch.manual_seed(0))
+    sure = torch.cat([torch.full((120,), 0.99), near])
+    right = torch.ones(200, dtype=torch.bool)
+    right[120 + near.argsort()[:40]] = False  # those that look least sure
+
+    assert confidence.fit_threshold(sure, right, 0.95) == pytest.approx((0.99 + 0.54) / 2)
+
+
 @given(
     answers=st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40),
     threshold=st.floats(0, 1),
