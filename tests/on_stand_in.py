@@ -121,7 +121,7 @@ WAITS = {
     # Answers.
     "engine.evaluation.predictions": "predictions, which are written on the host",
     "generation.decoding.generate": "that token goes to the device",
-    "generation.decoding._draw_tokens": "the next token is drawn on the host: a seed means the "
+    "generation.decoding.draw_tokens": "the next token is drawn on the host: a seed means the "
     "same on any device",
     "generation.filling.fill_gaps": "a text that was typed, and what fits its gaps",
 }
@@ -718,7 +718,7 @@ def _(device: torch.device) -> list[Tensor]:
     return [value for _, outputs in predicted for value in outputs.values()]
 
 
-@case("text that goes on, with the cache and without it", "_draw_tokens", "decoding.generate")
+@case("text that goes on, with the cache and without it", "draw_tokens", "decoding.generate")
 def _(device: torch.device) -> list[list[int]]:
     model = begun(CausalLM(), device).step.model.eval()
     said: list[list[int]] = []
@@ -772,7 +772,7 @@ TRAINED = (
 @case(
     "commands: a causal model", *TRAINED,
     "EWC.start", "PretrainingSource.model", "pretraining_fisher",
-    "TrainStep.load_state_dict", "_update_digest", "_draw_tokens",
+    "TrainStep.load_state_dict", "_update_digest", "draw_tokens",
     "decoding.generate",
     "evaluation.predictions",
     on_host=False,
