@@ -52,7 +52,6 @@ def plan_page(blueprint: Blueprint) -> Page:
         *blocks, BLANK, *_shared_blocks(blueprint), *_tensor_origins(blueprint),
         *([named_line("kernels", blueprint.kernels)] if blueprint.kernels else []),
         named_line("exports", export_description(blueprint)),
-        named_line("on", f"{blueprint.precision.device}, {blueprint.precision.kind}"),
     )  # fmt: skip
 
 
