@@ -291,7 +291,9 @@ def tensors_with_parts(
     Parts of another shape than the objective's are left out; for `values` see `Pretrained.tensors`.
     """
     tensors, parts = start.tensors(values=values), dict[str, Tensor]()
-    for name, part in objective.parts_of(start.description.shape).items():
+    with raised_as(ConfigError, "objective."):
+        wanted = objective.parts_of(start.description.shape)
+    for name, part in wanted.items():
         folder = start.folder.parent / PARTS / name
         if (
             folder.is_dir()
