@@ -172,7 +172,8 @@ class Continuation:
         yield from decoding.generate(
             self._trained.model, prompt.tokens, rows=config.samples, max_new_tokens=self._most,
             use_cache=config.cache, sampling=sampling, sampler=sampler, allowed_V=allowed_V,
-            prefix=prompt.prefix, segment=prompt.segment, memory=self._memory,
+            prefix=prompt.prefix, segment=prompt.segment, segments=prompt.segments,
+            memory=self._memory,
         )  # fmt: skip
 
     def _searched_tokens(self) -> Iterator[list[int]]:

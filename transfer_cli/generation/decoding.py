@@ -113,6 +113,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
     allowed_V: Tensor,
     prefix: int | None = None,
     segment: int = 0,
+    segments: Sequence[int] = (),
     memory: int | None = None,
 ) -> Iterator[list[int]]:
     """Yield the next token of each text, `max_new_tokens` times, unless the caller stops before.
@@ -123,6 +124,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         allowed_V: True at the tokens that may be generated.
         prefix: How many tokens of the prompt all positions see, see `Backbone.forward`.
         segment: That of what is generated.
+        segments: Those of the prompt's tokens; none: 0 for all.
         memory: How many tokens before the last one are seen, of a model whose positions are
             distances: then there is no longest text, and a prompt is read block by block. Only
             with a cache. None: all are seen.
@@ -134,6 +136,8 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
     kv_cache = KVCache(shape.depth, most, keep=memory) if use_cache else None
     graph: TokenGraph | None = None
     read_BT = torch.tensor([prompt], device=device)
+    known = [*segments] or [0] * len(prompt)
+    segment_T = torch.tensor([*known, *[segment] * max_new_tokens], device=device)
     if memory is not None:
         *before, read_BT = read_BT.split(shape.positions, dim=1)
         for part_BT in before:
@@ -143,8 +147,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
             logits_BV = graph(read_BT)
         else:
             first = len(prompt) + number - read_BT.shape[1]
-            later_T = torch.arange(first, first + read_BT.shape[1], device=device) >= len(prompt)
-            segment_BT = (later_T * segment).expand_as(read_BT)
+            segment_BT = segment_T[first : first + read_BT.shape[1]].expand_as(read_BT)
             prefix_B = None if prefix is None else read_BT.new_full((len(read_BT),), prefix)
             logits_BV = _next_logits(model, read_BT, kv_cache, segment_BT, prefix_B)
         logits_BV = logits_BV.expand(rows, -1)

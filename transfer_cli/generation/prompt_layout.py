@@ -84,12 +84,14 @@ class Prompt:
 
     Args:
         segment: That of what is added.
+        segments: Those of its tokens; none: 0 for all.
     """
 
     layout: PromptLayout
     tokens: list[int]
     prefix: int | None = None
     segment: int = 0
+    segments: Sequence[int] = ()
 
     @property
     def is_source(self) -> bool:
