@@ -28,6 +28,7 @@ from transfer_cli.objectives.language_model import (
     LanguageModel,
     language_model_head,
     log_mean_softmax,
+    token_logits,
 )
 from transfer_cli.seeds import ExampleNoise
 
@@ -264,7 +265,7 @@ class DistilLM(WithTeachers):
 
         def logits(rows: slice) -> Tensor:
             parts = [
-                teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
+                token_logits(teacher, state_ND[rows])
                 for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
             return parts[0] if len(parts) == 1 else log_mean_softmax(parts)
@@ -354,8 +355,5 @@ class SourceDistillation(Objective):
         return {"loss": self.temperature**2 * divergence}
 
     def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        logits_NV: Tensor = model.heads[HEAD](
-            select_rows(encoded.top.flatten(0, 1), rows_compared(batch)),
-            model.backbone.token_embedding.weight,
-        )
-        return (logits_NV.float() / self.temperature).log_softmax(-1)
+        top_ND = select_rows(encoded.top.flatten(0, 1), rows_compared(batch))
+        return (token_logits(model, top_ND).float() / self.temperature).log_softmax(-1)
