@@ -6,7 +6,7 @@ Legend: B rows, T positions, N scored tokens, D width, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -67,6 +67,9 @@ class Gap:
     def positions(self) -> Sequence[int]:
         """Where it says each target."""
         return [self.place] * len(self.targets)
+
+
+Row = TypeVar("Row", bound=Ending | Gap)
 
 
 class ScoredTokens(NamedTuple):

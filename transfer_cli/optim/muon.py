@@ -62,16 +62,11 @@ class MuonWithAdamW(EagerOptimizer):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         above_zero("matrix_rate", matrix_rate)
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "matrix_rate": matrix_rate,
-            "betas": betas,
-            "eps": eps,
+        super().__init__(params, {
+            "lr": lr, "weight_decay": weight_decay, "momentum": momentum,
+            "matrix_rate": matrix_rate, "betas": betas, "eps": eps,
             "fused": True,  # decides in torch's `load_state_dict` on which device `step` is kept
-        }
-        super().__init__(params, defaults)
+        })  # fmt: skip
         # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is,
         # `grad_scale` by what gradients are divided.
         parameters = (p for group in self.param_groups for p in group["params"])
@@ -173,10 +168,8 @@ def orthogonalize(matrices: Sequence[Tensor]) -> Tensor:
     """
     a, b, c = _COEFFICIENTS
     first = matrices[0]
-    kind, is_tall = (
-        torch.bfloat16 if first.is_cuda else torch.float32,
-        first.shape[0] > first.shape[1],
-    )
+    kind = torch.bfloat16 if first.is_cuda else torch.float32
+    is_tall = first.shape[0] > first.shape[1]
     turned_KMN = first.new_empty((len(matrices), *first.shape), dtype=kind)
     torch._foreach_copy_([*turned_KMN], [*matrices])
     norms_K11 = torch.linalg.vector_norm(turned_KMN, dim=(1, 2), keepdim=True)
