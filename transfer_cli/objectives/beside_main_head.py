@@ -72,7 +72,6 @@ class BesideMainHead(Objective, Generic[Main]):
         return modules
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide as the main objective does."""
         for other in self.objectives.values():
             other.finalize_options(model, trains)
         return {}

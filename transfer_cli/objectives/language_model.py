@@ -79,7 +79,6 @@ class LanguageModel(Objective):
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
-        """Return each text's summed cross-entropy and its number of targets."""
         has_target_BT = batch["target"] != IGNORE
         losses = []
         # One at a time, so that memory holds the logits of one text only.

@@ -60,7 +60,6 @@ class MaskedLM(LanguageModel):
         at_least("copies", self.copies, 1)
 
     def setup(self, info: TaskInfo) -> None:
-        """Decide which tokens may be masked, and which may replace them."""
         super().setup(info)
         vocabulary = info.vocabulary
         if not vocabulary.has_mask:

@@ -118,7 +118,6 @@ class RelationDistillation(WithTeachers):
         return sums
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return each relation's divergence a token, and as the loss their sum."""
         means = {name: float(totals[name]) / counts[name] for name in self.relations}
         return {"loss": sum(means.values()), **means}
 

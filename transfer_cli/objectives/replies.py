@@ -190,7 +190,6 @@ class WrittenTargets(Continued):
         self._kv_cache = KVCache(backbone.shape.depth, len(start) + max_tokens)
 
     def first(self) -> Tensor:
-        """Return the logits of the first tokens, `[R, V]`."""
         return self._decode(self._start_RT)
 
     def next(self, tokens_N: Tensor, rows_N: Tensor | None = None) -> Tensor:

@@ -156,11 +156,9 @@ class SequenceObjective(UnitObjective):
         return self.head_outputs(model, encoded.pooled(self.head_pooling(model)))
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """See `Answering`: what the head says, in float32, `[B, N]`."""
         return self.text_outputs(model, encoded)
 
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """Return the outputs of the head; see `UnitObjective`."""
         return self.outputs(model, batch, encoded)
 
     def head_outputs(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:

@@ -86,7 +86,6 @@ class WithTeachers(Objective):
 
     @property
     def other_models(self) -> Sequence[TransferModel]:
-        """The teachers; none where they are not there."""
         return self._teacher_models
 
     @staticmethod
@@ -241,17 +240,14 @@ class DistilLM(WithTeachers):
         return self.language_model.samples(model, batch, encoded)
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return the language model's measures, and how far from its teachers a student is."""
         measures = self.language_model.compute_metrics(totals, counts, text)
         further = [term for term in self.weights if term != "loss"]
         return measures | {term: float(totals[term]) / counts[term] for term in further}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return the language model's."""
         return self.language_model.answer_metrics()
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the language model's metrics, then the divergence and the distance."""
         further = {"divergence": LOSS, "distance": Metric("distance", higher_is_better=False)}
         return (
             *self.language_model.declared_metrics(),
