@@ -216,22 +216,6 @@ def test_a_training_step_takes_up_what_adafactor_keeps_of_matrices_and_vectors()
         run.step.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"lr": -1.0}, "lr must be 0 or more"),
-        ({"weight_decay": -0.1}, "weight_decay must be 0 or more"),
-        ({"eps": -1.0}, "eps must be 0 or more"),
-        ({"momentum": 1.0}, "momentum must be in"),
-        ({"betas": (0.9, 1.0)}, r"betas\.1 must be in"),
-        ({"matrix_rate": 0.0}, "matrix_rate must be above 0"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        MuonWithAdamW(groups_of(drawn()), **options)
-
-
 STEPS = 6
 
 
