@@ -63,11 +63,6 @@ class PromptLayout:
         rows = self.tokenizer.encode_batch(text.split("\n"))
         return [token for row in rows for token in (self.line_end, *row)] if any(rows) else []
 
-    def drops_space(self, text: str, tokens: Sequence[int]) -> bool:
-        """Return whether a prompt ends in a space that its tokens do not hold."""
-        goes_on = self.answer_end is None
-        return goes_on and text.endswith(" ") and not self.tokenizer.decode(tokens).endswith(" ")
-
     def allowed_tokens(self) -> Tensor:
         """Return `[V]`, True at tokens of text and at the special one that ends it."""
         size = self.tokenizer.size

@@ -164,7 +164,8 @@ class CrossView(BesideMainHead[UnitObjective]):
             part = select_view(batch, view)
             scores_NC = objective.scores(model, part, Encoding(model, part))
             each_N = self.main.divergence(target_NC, scores_NC)
-            sums[view] = torch.where(self._visible_units(view, batch), each_N, 0).sum()
+            is_seen_N = self._visible_units(view, batch)
+            sums[view] = torch.where(is_seen_N, each_N, 0).sum()
         return sums
 
 

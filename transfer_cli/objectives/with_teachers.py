@@ -88,11 +88,6 @@ class WithTeachers(Objective):
     def other_models(self) -> Sequence[TransferModel]:
         return self._teacher_models
 
-    @staticmethod
-    def without_states(batch: Batch) -> Batch:
-        """Return a batch without the states that the student's frozen backbone has at its texts."""
-        return {key: value for key, value in batch.items() if key not in ("states", "pooled")}
-
     @property
     def teacher_models(self) -> tuple[TransferModel, ...]:
         """The teachers."""
@@ -218,8 +213,9 @@ class DistilLM(WithTeachers):
 
     def _teacher_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return the terms of the teachers."""
+        # The student's frozen backbone has states of its own there.
+        tokens = {key: value for key, value in batch.items() if key not in ("states", "pooled")}
         with torch.no_grad():
-            tokens = self.without_states(batch)
             tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.teacher_models]
         student = encoded.top.flatten(0, 1)
         rows_N = rows_with_target(batch) if self.only_masked else rows_compared(batch)

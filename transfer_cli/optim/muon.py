@@ -108,7 +108,10 @@ class MuonWithAdamW(EagerOptimizer):
         # torch's scaler takes both away again.
         found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         for stack in _group_by_shape(matrices):
-            averages = [self._average(matrix) for matrix in stack]
+            for matrix in stack:
+                if not self.state[matrix]:
+                    self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            averages = [self.state[matrix]["momentum_buffer"] for matrix in stack]
             gradients = [matrix.grad for matrix in stack if matrix.grad is not None]
             if divisor is not None:
                 torch._foreach_div_(gradients, divisor)
@@ -131,14 +134,6 @@ class MuonWithAdamW(EagerOptimizer):
             torch._foreach_mul_(stack, decay)
             size = rate * _RMS_OF_ADAMW * math.sqrt(max(stack[0].shape))
             torch._foreach_add_(stack, directions, alpha=-size)
-
-    def _average(self, matrix: Tensor) -> Tensor:
-        """Return a matrix's running average, made if it has none."""
-        state = self.state[matrix]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        average: Tensor = state["momentum_buffer"]
-        return average
 
 
 def uses_muon(parameter: Tensor, group: Mapping[str, Any]) -> bool:
