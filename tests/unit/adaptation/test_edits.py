@@ -320,19 +320,17 @@ def test_fresh_blocks_keep_what_other_edits_put_into_them():
 # NewRows.
 
 
-def test_new_rows_are_those_of_the_tokens_named():
-    model = edited(NewRows(("mask", "cls")))
-
-    assert model.backbone.new_rows.tokens == (2, 4)
-    assert model.backbone.new_rows.delta.shape == (2, 16)
-
-
-def test_two_names_of_one_token_are_one_row():
+@pytest.mark.parametrize(
+    ("names", "special", "rows"),
+    [(("mask", "cls"), SPECIAL, (2, 4)), (("cls", "sep"), {"cls": 2, "sep": 2}, (2,))],
+)
+def test_new_rows_are_those_of_the_tokens_named_once_each(names, special, rows):
     model = tiny.model()
 
-    NewRows(("cls", "sep"))(model, {"cls": 2, "sep": 2})
+    NewRows(names)(model, special)
 
-    assert model.backbone.new_rows.tokens == (2,)
+    assert model.backbone.new_rows.tokens == rows
+    assert model.backbone.new_rows.delta.shape == (len(rows), 16)
 
 
 # Segments.

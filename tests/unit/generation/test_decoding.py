@@ -309,9 +309,7 @@ def spelt(tokenizer, before, tokens):
     return [*map(detokenizer.add, tokens), detokenizer.flush()]
 
 
-@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
-def test_a_text_that_comes_by_tokens_is_the_text(kind, request):
-    tokenizer = request.getfixturevalue(kind)
+def test_a_text_that_comes_by_tokens_is_the_text(tokenizer):
     tokens = tokenizer.encode(TEXT)
 
     for place in range(len(tokens)):
@@ -341,9 +339,7 @@ def test_a_character_that_stays_half_is_shown_at_the_end(byte_pairs):
     assert "\ufffd" in rest
 
 
-@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
-def test_the_end_of_a_line_is_one_and_the_next_line_begins_without_a_space(kind, request):
-    tokenizer = request.getfixturevalue(kind)
+def test_the_end_of_a_line_is_one_and_the_next_line_begins_without_a_space(tokenizer):
     the_cat = tokenizer.encode("the cat")
 
     shown = spelt(tokenizer, [tokenizer.sep], [*the_cat, tokenizer.sep, *the_cat])
@@ -417,9 +413,7 @@ def test_a_text_is_shown_up_to_a_stop_and_what_waited_in_vain_at_the_end(
     assert (generated.tokens < len(shown)) == (reason == "stop")
 
 
-@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
-def test_a_prompt_is_laid_out_as_text_to_pretrain_on(kind, request):
-    tokenizer = request.getfixturevalue(kind)
+def test_a_prompt_is_laid_out_as_text_to_pretrain_on(tokenizer):
     layout = PromptLayout(tokenizer)
     line = tokenizer.encode("the cat")
 

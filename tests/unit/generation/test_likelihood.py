@@ -155,11 +155,9 @@ def test_an_item_needs_a_text_and_one_label(item):
 LAYOUTS = [{}, {"has_lines": False}, {"has_lines": False, "before_text": 2}]
 
 
-@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
 @pytest.mark.parametrize("prompt", ["the cat", ""])
 @pytest.mark.parametrize("changes", LAYOUTS)
-def test_an_answer_begins_where_its_tokens_do(kind, prompt, changes, request):
-    tokenizer = request.getfixturevalue(kind)
+def test_an_answer_begins_where_its_tokens_do(prompt, changes, tokenizer):
     layout = PromptLayout(tokenizer, **changes)
 
     row = encode_ending(layout, prompt, " sat")
@@ -304,9 +302,7 @@ def test_a_gap_has_the_names_that_people_know(word_pieces, gap):
     assert split_at_gaps(f"the {gap} sat{gap}", word_pieces) == ["the ", " sat", ""]
 
 
-@pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
-def test_around_a_gap_stand_the_tokens_of_the_whole_text(kind, request):
-    tokenizer = request.getfixturevalue(kind)
+def test_around_a_gap_stand_the_tokens_of_the_whole_text(tokenizer):
     sep, mask = tokenizer.sep, tokenizer.mask
     whole = tokenizer.encode("the cat sat on the mat, the cat")
     words = [tokenizer.encode(word) for word in ("cat", "mat")]

@@ -263,7 +263,9 @@ def test_the_weight_is_the_same_throughout_an_epoch(step, steps_per_epoch):
     assert weight(step, 500, steps_per_epoch) == weight(first, 500, steps_per_epoch)
 
 
-@pytest.mark.parametrize(("over", "last"), [("11 steps", 10), ("rest", 40), ("1 step", 1)])
+@pytest.mark.parametrize(
+    ("over", "last"), [("11 steps", 10), ("rest", 40), ("1 step", 1), ("50%", 19)]
+)
 def test_over_steps_it_falls_at_each_of_them(over, last):
     weight = Annealed(8.0, 2.0, over)
 
@@ -272,12 +274,6 @@ def test_over_steps_it_falls_at_each_of_them(over, last):
     assert weights[last:] == [2.0] * (41 - last)
     wanted = [8.0 * 0.25 ** (step / last) for step in range(last)]
     assert weights[:last] == pytest.approx(wanted)
-
-
-def test_over_a_share_of_the_run_it_falls_within_that_share():
-    weight = Annealed(8.0, 2.0, "50%")
-
-    assert [weight(step, 6, 2) for step in range(6)] == pytest.approx([8, 4, 2, 2, 2, 2])
 
 
 @given(
