@@ -76,12 +76,12 @@ def test_every_plan_keeps_the_contract(plan):
 # --- one stage ---------------------------------------------------------------------------------
 
 
-def test_all_at_once_is_one_stage_of_everything():
-    assert AllAtOnce()(GROUPS) == [Stage(("*",), REMAINDER)]
-
-
-def test_only_is_one_stage_of_what_is_named():
-    assert Only(["head.*", "block.2"])(GROUPS) == [Stage(("head.*", "block.2"), REMAINDER)]
+@pytest.mark.parametrize(
+    ("plan", "train"),
+    [(AllAtOnce(), ("*",)), (Only(["head.*", "block.2"]), ("head.*", "block.2"))],
+)
+def test_everything_or_what_is_named_trains_in_one_stage(plan, train):
+    assert plan(GROUPS) == [Stage(train, REMAINDER)]
 
 
 @pytest.mark.parametrize(
