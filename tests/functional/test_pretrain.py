@@ -571,13 +571,17 @@ def test_it_is_scored_by_what_it_remembers(transfer, run, read_json):
     assert losses["less"] != pytest.approx(losses["again"], rel=1e-6)
 
 
-def test_it_goes_on_beyond_the_length_of_its_blocks(transfer, run, read_json):
-    transfer("generate", run, "Lima", "max_tokens=90", "device=cpu", "output=out.jsonl").ok()
+@pytest.mark.parametrize("recurrence", [48, 0])
+def test_it_goes_on_beyond_the_length_of_its_blocks(recurrence, transfer, words, read_json):
+    transfer(*words, f"model.recurrence={recurrence}", "run.dir=run").ok()
+    transfer("generate", "run", "Lima", "max_tokens=90", "device=cpu", "output=out.jsonl").ok()
 
     row = read_json("out.jsonl")
     assert row["tokens"] == 90
     assert row["ended"] == "max_tokens"
 
+
+def test_what_remembers_needs_its_cache(transfer, run):
     refused = transfer("generate", run, "Lima", "cache=false", "device=cpu")
     assert refused.code == 2
     assert "this model sees the 48 tokens before each" in refused.err

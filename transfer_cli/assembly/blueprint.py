@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.adaptation.adaptation import Adaptation
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.config.schema import LoopConfig
@@ -24,7 +23,7 @@ from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import Base, LoadReport, ModelDescription
 from transfer_cli.objectives.base import Loss, declared_metrics
-from transfer_cli.optim.schedules import LRScheduler
+from transfer_cli.optim.schedules import LRScheduler, StagePlan
 
 
 @dataclass(frozen=True)

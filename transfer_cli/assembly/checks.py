@@ -8,7 +8,6 @@ from typing import Any
 
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import RequestedLoss
@@ -27,6 +26,7 @@ from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Loss, loss_key
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.optim.schedules import StagePlan
 
 SOURCE_CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
 

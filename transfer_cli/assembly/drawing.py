@@ -284,10 +284,16 @@ def _lengths_vary(shape: BackboneShape, data: RunData) -> bool:
 
 
 def _check_optimizer(plan: Blueprint) -> None:
-    """Refuse one of sparse gradients, or that solves where each evaluation has another loss."""
-    if issubclass(class_of(plan.config.optimizer, "optimizer"), torch.optim.SparseAdam):
+    """Refuse one that cannot train it, or that solves where each evaluation has another loss."""
+    kind = class_of(plan.config.optimizer, "optimizer")
+    if issubclass(kind, torch.optim.SparseAdam):
         raise ConfigError(
             "optimizer: SparseAdam takes sparse gradients, and there are none; take optimizer=adamw"
+        )
+    if issubclass(kind, torch.optim.LBFGS):
+        raise ConfigError(
+            "optimizer: torch's LBFGS knows no layer groups and no weight decay; take "
+            "optimizer=lbfgs"
         )
     if not is_solver(plan.config.optimizer):
         return

@@ -158,32 +158,29 @@ class Encoding:
         model, batch, rows = self._model, self._batch, self._rows
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
-        segment, document = batch.get("segment"), batch.get("document")
+        flat = {
+            name: _flatten_sequences(batch[name])
+            for name in ("tokens", "mask", "segment", "document")
+            if name in batch
+        }
+        segment = flat.get("segment")
         if model.on_pass is not None:
             model.on_pass(self.backbone_pass)
         with nullcontext() if model.around_pass is None else model.around_pass(self.backbone_pass):
             if rows is not None:
                 packed: Sequence[Tensor] = model.backbone(
-                    rows.pack(_flatten_sequences(batch["tokens"])),
-                    rows.mask,
-                    None if segment is None else rows.pack(_flatten_sequences(segment)),
-                    document_BT=rows.sequence,
-                    layers=layers,
-                )
+                    rows.pack(flat["tokens"]), rows.mask,
+                    None if segment is None else rows.pack(segment),
+                    document_BT=rows.sequence, layers=layers,
+                )  # fmt: skip
                 return packed
             states: Sequence[Tensor] = model.backbone(
-                _flatten_sequences(batch["tokens"]),
-                _flatten_sequences(batch["mask"]),
-                None if segment is None else _flatten_sequences(segment),
-                padded=is_padded(batch),
-                prefix_B=batch.get("prefix"),
-                document_BT=None if document is None else _flatten_sequences(document),
-                restart_BT=batch.get("restart"),
-                packing=self._packing,
-                memory=self._memory,
+                flat["tokens"], flat["mask"], segment, padded=is_padded(batch),
+                prefix_B=batch.get("prefix"), document_BT=flat.get("document"),
+                restart_BT=batch.get("restart"), packing=self._packing, memory=self._memory,
                 layers=layers,
                 **({"source": source_text(batch)} if "tokens_source" in batch else {}),
-            )
+            )  # fmt: skip
             return states
 
     @property
