@@ -65,6 +65,8 @@ def write_text(path: Path, megabytes: float, source: Path) -> None:
                     left -= len(line)
                     if left <= 0:
                         break
+                if lines.tell() == 0:
+                    raise SystemExit(f"{source} is empty; delete it")
 
 
 def write_files(folder: Path, megabytes: float, files: int, source: Path) -> list[Path]:
