@@ -72,6 +72,8 @@ class TextData(ABC):
             at_least("length", self.length, 2)
         at_least("copies", self.copies, 1)
         if self.pairs is None:
+            if self.copies > 1:
+                raise ValueError("copies: without pairs each text is read once; set data.pairs too")
             return
         if self.pairs == "translation":
             if self.copies > 1:
