@@ -496,6 +496,9 @@ def test_what_is_in_the_cache_needs_no_network(hub, tmp_path, monkeypatch):
         resolve_path("hf:acme/reviews/test")
     with pytest.raises(DataError, match="acme/many is not in the cache, and its server cannot be"):
         resolve_path("hf:acme/many/tags/train")
+    (resolve_path("hf:acme/reviews/train") / "0001.parquet").unlink()
+    with pytest.raises(DataError, match="acme/reviews is not in the cache, and its server cannot"):
+        resolve_path("hf:acme/reviews/train")
 
 
 def test_other_tasks_and_texts_take_splits_of_the_hub_as_files(hub, tmp_path):
