@@ -27,7 +27,6 @@ import numpy.typing as npt
 
 from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.encode import LINE_END, TextEncoder
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.readers import LinePart
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
@@ -234,7 +233,7 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: TextSplit, cache_dir: Path)
             tokenizer.save(partial / TOKENIZER)
         return tokenizer
 
-    return _load_or_make(entry, lambda entry: LibraryTokenizer.load(entry / TOKENIZER), make)
+    return _load_or_make(entry, lambda entry: Tokenizer.load(entry / TOKENIZER), make)
 
 
 def _counted_lines(split: TextSplit) -> Iterator[str]:

@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from tests.fuzzing import altered, damaged, fuzz, memory_up_to
-from transfer_cli.data.library_tokenizer import (
-    MAX_FILE_BYTES,
-    MAX_VOCABULARY,
-    SPECIALS,
-    UNKNOWN,
-    LibraryTokenizer,
-)
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer import SPECIALS, UNKNOWN, Tokenizer
+from transfer_cli.data.tokenizer_file import MAX_FILE_BYTES, MAX_VOCABULARY
 from transfer_cli.data.tokenizer_recipes import (
     BytePairs,
     FromFile,
@@ -223,7 +217,7 @@ def test_training_is_the_same_in_every_process():
 @both
 def test_save_and_load_is_the_identity(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path / "tokenizer.json")
-    loaded = LibraryTokenizer.load(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
 
     assert loaded.hash == tokenizer.hash
     assert loaded.encode_batch(TEXT) == tokenizer.encode_batch(TEXT)
@@ -238,19 +232,19 @@ def test_hash_ignores_the_format_of_the_file_and_sees_its_content(tmp_path: Path
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content))
 
-    compact = LibraryTokenizer.load(path).hash
+    compact = Tokenizer.load(path).hash
     content["normalizer"]["lowercase"] = True
     path.write_text(json.dumps(content))
 
     assert compact == WORDPIECE.hash
-    assert LibraryTokenizer.load(path).hash != WORDPIECE.hash
+    assert Tokenizer.load(path).hash != WORDPIECE.hash
 
 
 def test_a_file_with_berts_names_keeps_our_promises(tmp_path: Path):
     path = tmp_path / "bert.json"
     path.write_text(strange_file())
 
-    tokenizer = LibraryTokenizer.load(path)
+    tokenizer = Tokenizer.load(path)
 
     assert tokenizer.pieces(tokenizer.encode("a <unk> ab")) == ["a", "[UNK]", "a", "##b"]
     assert not {tokenizer.cls, tokenizer.mask} & set(tokenizer.encode("[CLS] [MASK]"))
@@ -263,19 +257,19 @@ def test_entries_that_look_like_special_tokens_are_none_beside_those_that_are(tm
     backend = tokenizers.Tokenizer.from_str(json.dumps(content))
     backend.add_special_tokens(["<s>", "<pad>", "</s>", "<mask>"])
 
-    tokenizer = LibraryTokenizer(backend)
+    tokenizer = Tokenizer(backend)
 
     numbers = [getattr(tokenizer, kind) for kind in ("pad", "unk", "cls", "sep", "mask")]
     assert tokenizer.pieces(numbers) == ["<pad>", "[UNK]", "<s>", "</s>", "<mask>"]
     tokenizer.save(tmp_path / "stored.json")
-    assert LibraryTokenizer.load(tmp_path / "stored.json").hash == tokenizer.hash
+    assert Tokenizer.load(tmp_path / "stored.json").hash == tokenizer.hash
 
 
 def test_a_file_that_does_not_split_brackets_keeps_special_names_out(tmp_path: Path):
     path = tmp_path / "words.json"
     path.write_text(strange_file(pre_tokenizer={"type": "WhitespaceSplit"}))
 
-    tokenizer = LibraryTokenizer.load(path)
+    tokenizer = Tokenizer.load(path)
 
     assert tokenizer.encode("[CLS] a") == [tokenizer.unk, 5]
 
@@ -288,7 +282,7 @@ def test_padding_and_truncation_of_a_file_are_switched_off(tmp_path: Path):
     backend.enable_padding()
     backend.save(str(path))
 
-    assert LibraryTokenizer.load(path).encode_batch(["a a a", "b"]) == [[5, 5, 5], [6]]
+    assert Tokenizer.load(path).encode_batch(["a a a", "b"]) == [[5, 5, 5], [6]]
 
 
 def test_a_file_without_a_special_token_is_refused_by_name(tmp_path: Path):
@@ -298,7 +292,7 @@ def test_a_file_without_a_special_token_is_refused_by_name(tmp_path: Path):
     with pytest.raises(
         DataError, match=r"bert\.json has no token `\[SEP\]`.*, no token `\[MASK\]`"
     ):
-        LibraryTokenizer.load(path)
+        Tokenizer.load(path)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b"\xff\xfe"])
@@ -308,7 +302,7 @@ def test_a_missing_or_damaged_file_is_refused_by_name(tmp_path: Path, content: b
         path.write_bytes(content)
 
     with pytest.raises(DataError, match=r"tokenizer\.json"):
-        LibraryTokenizer.load(path)
+        Tokenizer.load(path)
 
 
 def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
@@ -371,7 +365,7 @@ def published(tokenizer):
     """Return the tokenizer as others write it: what is unknown is called `[UNK]`."""
     data = json.loads(tokenizer._backend.to_str())
     text = json.dumps(data, ensure_ascii=False).replace("<unk>", "[UNK]")
-    return LibraryTokenizer(type(tokenizer._backend).from_str(text))
+    return Tokenizer(type(tokenizer._backend).from_str(text))
 
 
 TOKENIZERS = {
@@ -498,7 +492,7 @@ def test_fuzz_tokenizer_files(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("fuzz") / "tokenizer.json"
     path.write_bytes(content)
     try:
-        tokenizer = LibraryTokenizer.load(path)
+        tokenizer = Tokenizer.load(path)
         rows = tokenizer.encode_batch(TEXTS)
         for text in TEXTS:
             tokenizer.encode_batch(tokenizer.units(text))
@@ -518,7 +512,7 @@ def test_a_token_whose_number_would_take_all_memory_is_refused(tmp_path, file, n
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
     with pytest.raises(DataError, match="a token has the number "):
-        LibraryTokenizer.load(tmp_path / "tokenizer.json")
+        Tokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_an_enormous_file_is_refused_without_being_read_whole(tmp_path):
@@ -530,7 +524,7 @@ def test_an_enormous_file_is_refused_without_being_read_whole(tmp_path):
         memory_up_to(3 * MAX_FILE_BYTES),
         pytest.raises(DataError, match="it is larger than 65,536 KiB"),
     ):
-        LibraryTokenizer.load(path)
+        Tokenizer.load(path)
 
 
 def test_what_the_library_panics_at_is_a_damaged_file(tmp_path):
@@ -539,7 +533,7 @@ def test_what_the_library_panics_at_is_a_damaged_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
-        LibraryTokenizer.load(tmp_path / "tokenizer.json")
+        Tokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_a_text_that_a_tokenizer_has_no_token_for_is_an_error_of_the_user(tmp_path):
@@ -548,7 +542,7 @@ def test_a_text_that_a_tokenizer_has_no_token_for_is_an_error_of_the_user(tmp_pa
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
     with pytest.raises(DataError, match=r"tokenizer\.json cannot encode the text: .*unk"):
-        LibraryTokenizer.load(tmp_path / "tokenizer.json").encode("zzz")
+        Tokenizer.load(tmp_path / "tokenizer.json").encode("zzz")
 
 
 def test_a_tokenizer_drops_no_merges_at_random(tmp_path, caplog):
@@ -556,13 +550,13 @@ def test_a_tokenizer_drops_no_merges_at_random(tmp_path, caplog):
     content["model"]["dropout"] = 0.5
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
-    tokenizer = LibraryTokenizer.load(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
 
     assert "dropout" in caplog.text
     assert len({tuple(tokenizer.encode("hello world of the")) for _ in range(30)}) == 1
     tokenizer.save(tmp_path / "saved.json")
     caplog.clear()
-    assert LibraryTokenizer.load(tmp_path / "saved.json").hash == tokenizer.hash
+    assert Tokenizer.load(tmp_path / "saved.json").hash == tokenizer.hash
     assert not caplog.text
 
 
@@ -572,7 +566,7 @@ def test_special_tokens_may_stand_among_the_added_tokens_alone(tmp_path):
         del content["model"]["vocab"][added["content"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
 
-    tokenizer = LibraryTokenizer.load(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
 
     assert len(tokenizer.special) == len(SPECIALS)
     assert tokenizer.encode("<unk>") == [tokenizer.unk]
@@ -633,7 +627,7 @@ def test_a_file_that_makes_too_much_of_a_text_is_refused(tmp_path, kind):
     path.write_text(json.dumps(made(BytePairs(size=300)) | {part: node}))
 
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged.*(its|makes bytes)"):
-        LibraryTokenizer.load(path)
+        Tokenizer.load(path)
 
 
 def test_a_text_that_would_grow_too_much_is_refused_and_others_are_not(tmp_path):
@@ -641,7 +635,7 @@ def test_a_text_that_would_grow_too_much_is_refused_and_others_are_not(tmp_path)
     path = tmp_path / "tokenizer.json"
     whole = made(BytePairs(size=300)) | {"normalizer": chain_of("normalizers", parts)}
     path.write_text(json.dumps(whole))
-    tokenizer = LibraryTokenizer.load(path)
+    tokenizer = Tokenizer.load(path)
 
     assert len(tokenizer.encode("q")) > 10
     assert len(tokenizer.encode("Who is it? " * 10_000)) > 10_000
@@ -667,7 +661,7 @@ def test_the_normalizers_of_known_models_are_let_through(tmp_path, parts):
     whole = made(BytePairs(size=300)) | {"normalizer": chain_of("normalizers", parts)}
     path.write_text(json.dumps(whole))
 
-    assert LibraryTokenizer.load(path).encode("Some words, e\u0301tc.")
+    assert Tokenizer.load(path).encode("Some words, e\u0301tc.")
 
 
 # --- the size that nobody typed ----------------------------------------------------------------

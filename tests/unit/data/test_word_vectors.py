@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.word_vectors import WordVectors, token_vectors
 from transfer_cli.errors import ConfigError, DataError
 
@@ -28,7 +28,7 @@ def wordpiece(*, lowercase):
     backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     backend.decoder = tokenizers.decoders.WordPiece()
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 def byte_level():
@@ -36,7 +36,7 @@ def byte_level():
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({w: n for n, w in enumerate(words)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 def lines(vectors=VECTORS, end=""):
