@@ -132,14 +132,14 @@ class Shard:
             return None
         return read_if_sound(self.entry, StoredTokens.read)
 
-    def load_or_encode(self, encoder: "TextEncoder", more: Advance) -> StoredTokens:
+    def load_or_encode(self, encoder: TextEncoder, more: Advance) -> StoredTokens:
         """Return its tokens, which are made now if they are missing or damaged."""
         tokens = _load_or_make(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
             self.starts(tokens)
         return tokens
 
-    def encode_if_free(self, encoder: "TextEncoder", more: Advance) -> None:
+    def encode_if_free(self, encoder: TextEncoder, more: Advance) -> None:
         """Make what is missing of it, unless another process is at it; else as `load_or_encode`."""
         with _cache_errors(self.entry):
             make_unless_held(self.entry, lambda: self._make(encoder, more))
@@ -150,9 +150,13 @@ class Shard:
 
     def starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
         """Return where documents begin, as `EncodedText` says."""
-        return _load_or_make(self.documents, _read_starts, lambda: self._make_starts(tokens))
+        return _load_or_make(
+            self.documents,
+            lambda entry: np.fromfile(entry / _STARTS, np.int64),
+            lambda: self._make_starts(tokens),
+        )
 
-    def _make(self, encoder: "TextEncoder", more: Advance) -> StoredTokens:
+    def _make(self, encoder: TextEncoder, more: Advance) -> StoredTokens:
         with new_entry(self.entry) as unfinished:
             dtype = np.dtype(np.uint16 if self.tokenizer.size <= 2**16 else np.uint32)
             path = unfinished / _TOKENS
@@ -184,10 +188,6 @@ def _line_begins(split: TextSplit) -> Iterator[bool]:
         if not isinstance(line, LinePart):
             yield is_new
             is_new = None
-
-
-def _read_starts(entry: Path) -> npt.NDArray[np.int64]:
-    return np.fromfile(entry / _STARTS, np.int64)
 
 
 def _starts_by_line(
@@ -263,7 +263,7 @@ def _cache_errors(entry: Path) -> Iterator[None]:
 
 
 def _write_tokens(
-    path: Path, dtype: np.dtype[Any], shard: Shard, encoder: "TextEncoder", more: Advance
+    path: Path, dtype: np.dtype[Any], shard: Shard, encoder: TextEncoder, more: Advance
 ) -> dict[str, int]:
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     counts = Counter(num_tokens=1)

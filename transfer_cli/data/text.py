@@ -269,9 +269,7 @@ class TextFiles(TextData):
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return some files as one split, to score and not to train on."""
-    files = expand_paths(paths)
-    parts, fingerprint = file_parts(files, name, "text", KnownFiles(None))
-    return join_splits(parts, fingerprint, list_names(files, 1), available_cores())
+    return TextFiles(train=paths)._whole_split(expand_paths(paths), name, KnownFiles(None))
 
 
 def split_of_lines(
