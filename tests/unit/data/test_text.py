@@ -86,13 +86,6 @@ def test_a_part_can_be_used_where_the_others_are_missing(tmp_path):
     assert list(splits) == ["test"]
 
 
-def test_an_unknown_wikitext_is_refused_with_the_nearest_name():
-    node = {"_target_": "transfer_cli.data.known_texts.WikiText", "name": "wikitext2"}
-
-    with pytest.raises(ConfigError, match="Did you mean 'wikitext-2'"):
-        build(node, "data", TextData)
-
-
 @needs_data
 @pytest.mark.parametrize(
     ("name", "raw", "split", "words"),
@@ -446,17 +439,13 @@ def said(caplog, **splits):
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-def test_a_few_texts_in_two_splits_are_said(caplog):
-    [(level, text)] = said(caplog, train=examples(*"abcdef"), test=examples(*"xyzaz"))
-
-    assert (level, text) == (
-        "INFO", "here: 1 of the 5 texts of test (20.0 %) are in train, too, such as 'a'"
-    )  # fmt: skip
-
-
-def test_most_texts_of_the_smaller_split_in_the_other_are_warned_of(caplog):
+def test_a_few_texts_in_two_splits_are_said_and_most_of_the_smaller_one_are_warned_of(caplog):
+    few = said(caplog, train=examples(*"abcdef"), test=examples(*"xyzaz"))
     [(level, text)] = said(caplog, train=examples(*"abc"), test=examples(*"abxxxxxxx"))
 
+    assert few == [
+        ("INFO", "here: 1 of the 5 texts of test (20.0 %) are in train, too, such as 'a'")
+    ]
     assert level == "WARNING"
     assert text.startswith("here: 2 of the 3 texts of train (66.7 %) are in test, too, such as 'a'")
 
