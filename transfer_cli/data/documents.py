@@ -113,7 +113,7 @@ class TextSplit:
 
 
 def join_splits(
-    parts: Sequence[TextSplit], fingerprint: str, source: str, workers: int = 1
+    parts: Sequence[TextSplit], fingerprint: str, source: str, workers: int
 ) -> TextSplit:
     """Return several parts, in order, as one split; of one part, that part."""
     first = parts[0]

@@ -26,8 +26,7 @@ from typing import BinaryIO, Protocol
 
 import zstandard
 
-from transfer_cli.data import encodings
-from transfer_cli.data.encodings import detect_encoding
+from transfer_cli.data.encodings import detect_encoding, encoding_label
 from transfer_cli.data.packed import PACKINGS, Unpacked
 from transfer_cli.errors import DataError, did_you_mean
 from transfer_cli.safe_files import check_no_lfs_pointer, printable
@@ -311,7 +310,7 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-class _Stream(io.RawIOBase):
+class _ByteStream(io.RawIOBase):
     """The bytes that a function returns, given how many there may be."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
@@ -333,7 +332,7 @@ def peek(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedRead
     except UNREADABLE as error:
         raise damaged_file_error(name, 1, error) from error
     again = io.BytesIO(start)
-    whole = _Stream(lambda most: again.read(most) or stream.read(most))
+    whole = _ByteStream(lambda most: again.read(most) or stream.read(most))
     return start, io.BufferedReader(whole, _BUFFER_BYTES)
 
 
@@ -376,10 +375,10 @@ def recognise_source(
             raise DataError(f"{name} is not UTF-8; it may be {ways}. {cure}, if that is right.")
         if encoding != "utf-8":
             sample = f" ({reading.sample!r})" if reading.sample else ""
-            note = f"read as {encodings.encoding_label(encoding)}{sample}"
+            note = f"read as {encoding_label(encoding)}{sample}"
     if not isinstance(stream, io.BufferedReader):  # a pipe, whose lines may come slowly
         return LineSource(name, start, stream, encoding, note)
-    if encodings.is_wide(encoding):
+    if len("\n".encode(encoding)) > 1:
         start = start.decode(encoding, errors="ignore").encode()
         stream, encoding = _with_line_ends(stream, encoding, "utf-8", ""), "utf-8"
     # As many are written at the end of lines, where they are twice.
@@ -421,7 +420,7 @@ def _with_line_ends(
 ) -> io.BufferedReader:
     """Return a stream in another encoding; a `newline` of None is any end, and becomes one."""
     text = io.TextIOWrapper(stream, encoding, newline=newline)
-    recoded = _Stream(lambda most: text.read(most // 4).encode(to))
+    recoded = _ByteStream(lambda most: text.read(most // 4).encode(to))
     return io.BufferedReader(recoded, _BUFFER_BYTES)
 
 

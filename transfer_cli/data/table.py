@@ -266,12 +266,9 @@ def _without_headers(
         if any(cells) and all(cell in (key, "") for key, cell in zip(names, cells, strict=True)):
             lines.append(str(record.line))
         elif len(names) > 1 and {*cells} == {*names}:
-            on_error(
-                DataError(
-                    f"{name}, line {record.line}: the names of the columns in another order. Were "
-                    "files put together? Give them one by one."
-                )
-            )
+            fault = "the names of the columns in another order"
+            cure = "Were files put together? Give them one by one."
+            on_error(DataError(f"{name}, line {record.line}: {fault}. {cure}"))
         else:
             yield record
     if lines and on_error is not _ignore:

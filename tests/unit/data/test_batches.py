@@ -299,15 +299,6 @@ def test_each_stream_is_visited_in_order_and_without_gaps(sizes, power, target_o
         seen[name] += 1
 
 
-def test_the_visits_of_a_stream_go_through_all_its_examples():
-    mix, order = mixture(), StepSampler(100, 7, seed=0)
-
-    main = [step for step in range(400) if mix.draw(step)[0] == "main"][: order.steps_per_epoch]
-    seen = np.concatenate([order.indices(mix.draw(step)[1]) for step in main])
-
-    assert sorted(seen) == list(range(100))
-
-
 @pytest.mark.parametrize("step", [-1, 400])
 def test_a_step_beyond_the_run_is_refused(step):
     with pytest.raises(IndexError, match="a mixture for 400 steps"):

@@ -105,20 +105,14 @@ def test_a_second_start_reads_no_text(tmp_path):
     assert (first.readings, second.readings) == (1, 0)
 
 
-def test_another_text_or_tokenizer_is_another_entry(tmp_path):
-    for split in (Text().split, Text(fingerprint="cd").split):
-        encode_text(split, WORDPIECE, tmp_path)
+def test_another_text_or_tokenizer_is_another_entry_which_says_what_it_holds(tmp_path):
+    for split in (Text(fingerprint="cd").split, Text().split):
+        encoded = encode_text(split, WORDPIECE, tmp_path)
     encode_text(Text().split, BYTES, tmp_path)
 
     assert len(entries(tmp_path)) == 3
-
-
-def test_an_entry_says_what_it_holds(tmp_path):
-    encoded = encode_text(Text().split, WORDPIECE, tmp_path)
-
     meta = json.loads((encoded.path / "meta.json").read_text())
-    assert meta["key"]["text"] == "ab"
-    assert meta["key"]["tokenizer"] == WORDPIECE.hash
+    assert (meta["key"]["text"], meta["key"]["tokenizer"]) == ("ab", WORDPIECE.hash)
     assert meta["counts"]["num_tokens"] == len(encoded.tokens)
 
 
@@ -541,18 +535,6 @@ def test_joined_tokens_are_those_of_one_array(tmp_path_factory, sizes, data):
     assert len(joined) == len(whole)
     assert joined[np.array(places, int)].tolist() == [whole[place] for place in places]
     assert joined[first:last].tolist() == whole[first:last]
-
-
-def test_a_block_goes_on_in_the_next_file(folder, tmp_path):
-    data = files_of(folder, validation=str(folder / "validation.txt"))
-    text = encoded(data, tmp_path / "cache")
-
-    blocks = TextBlocks(text, 7, LETTERS.pad)
-    batch = blocks.batch(np.arange(len(blocks)))
-
-    whole = text.tokens[:].tolist()
-    assert batch["tokens"][batch["mask"]].tolist() == whole[:-1]
-    assert batch["next_tokens"][batch["mask"]].tolist() == whole[1:]
 
 
 # -------------------------------------------------------------------------------- known files

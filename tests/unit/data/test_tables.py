@@ -713,13 +713,6 @@ def test_an_address_is_not_looked_for_in_a_folder():
 # ----------------------------------------------------------------------------- JSON lines
 
 
-def test_a_field_of_json_lines_is_read_as_lines_of_text(write):
-    rows = [{"text": "one\ntwo"}, {"text": "three", "id": 3}]
-    path = write("a.jsonl", "\n\n".join(map(json.dumps, rows)))
-
-    assert list(path_lines(path, "text")) == ["one", "two", "three"]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

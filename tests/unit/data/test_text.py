@@ -199,13 +199,6 @@ def test_the_fingerprint_of_a_file_and_what_is_held_out_are_those_of_earlier_ver
     }
 
 
-def test_packed_text_reads_as_the_plain_one(tmp_path, corpus):
-    packed = tmp_path / "packed.txt.gz"
-    packed.write_bytes(gzip.compress(corpus.read_bytes()))
-
-    assert lines_of(TextFiles(train=str(packed))) == lines_of(TextFiles(train=str(corpus)))
-
-
 # ------------------------------------------------------------------------------------ sample
 
 
@@ -475,13 +468,6 @@ def test_one_table_under_two_names_is_warned_of(tmp_path, caplog, way):
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert "40 of the 40 texts of" in record.getMessage()
-
-
-def test_the_sample_has_no_text_in_two_splits(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        EmbeddedSample("questions").load(tmp_path, 0)
-
-    assert not caplog.records
 
 
 def test_what_is_found_is_what_numpy_finds():

@@ -378,11 +378,6 @@ def test_the_text_of_the_unknown_token_is_one_token_and_moves_nothing(name):
     ]  # fmt: skip
 
 
-def test_texts_of_special_tokens_are_texts():
-    for name in ("wordpiece", "published"):
-        assert "".join(pieces(name, "a [CLS] b [MASK]")) == "a[CLS]b[MASK]"
-
-
 def test_the_bytes_of_one_character_all_lie_where_it_is():
     parts = pieces("bytes", "the 😀 end")
 
