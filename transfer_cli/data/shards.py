@@ -100,21 +100,17 @@ class Shard:
     @cached_property
     def key(self) -> dict[str, Any]:
         """What decides the tokens."""
-        return {
-            "text": self.split.fingerprint,
+        split, first = self.split, self.tokenizer.before_text
+        key: dict[str, Any] = {
+            "text": split.fingerprint,
             "end_of_line": True,  # counts as a word, as in published perplexities
             "tokenizer": self.tokenizer.hash,
             "format": _FORMAT,
-            **self._rule,
         }
-
-    @property
-    def _rule(self) -> dict[str, Any]:
-        """What else decides them, where lines do not end with the separator."""
-        split, first = self.split, self.tokenizer.before_text
-        rule: dict[str, Any] = {"lines": split.rule, "begins": split.begins_by}
-        rule |= {} if first is None else {"first": first}  # of a template, not in the hash
-        return {} if split.rule == "end" else rule
+        if split.rule != "end":
+            key |= {"lines": split.rule, "begins": split.begins_by}
+            key |= {} if first is None else {"first": first}  # of a template, not in the hash
+        return key
 
     @cached_property
     def entry(self) -> Path:

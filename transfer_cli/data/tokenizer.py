@@ -53,6 +53,10 @@ _NAMES = {
     "mask": ("[MASK]", "<mask>", *_ENDS_OF_TEXT),
 }
 
+_ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+          "special": True}  # fmt: skip
+"""How the file says of a token that it is found in no text."""
+
 WORD_MARKS = ("\u0120", "\u2581")
 """Marks that open a word: byte-level BPE and SentencePiece."""
 
@@ -228,12 +232,7 @@ class Tokenizer:
                 why = "it is there" if name else "it is empty"
                 raise DataError(f"{self._source} cannot get the token {name!r}: {why}.")
             known.add(name)
-            data["added_tokens"].append(
-                {
-                    "id": number, "content": name, "single_word": False, "lstrip": False,
-                    "rstrip": False, "normalized": False, "special": True,
-                }
-            )  # fmt: skip
+            data["added_tokens"].append({**_ADDED, "id": number, "content": name})
         return _from_json(json.dumps(data), self._source)
 
     def with_template(self, template: Mapping[str, Any] | None) -> "Tokenizer":
@@ -329,18 +328,11 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
     unknown = names["unk"] if names["unk"] not in _ENDS_OF_TEXT else None
     added = [token for token in data["added_tokens"] if token["content"] not in names.values()]
     added += [
-        {
-            "id": backend.token_to_id(name),
-            "content": name,
-            "single_word": False,
-            # The space before `<unk>` is not a token of its own.
-            "lstrip": name == unknown,
-            "rstrip": False,
-            "normalized": False,
-            "special": name != unknown,
-        }
+        # The space before `<unk>` is not a token of its own.
+        {**_ADDED, "id": backend.token_to_id(name), "content": name, "lstrip": name == unknown,
+         "special": name != unknown}
         for name in dict.fromkeys(names.values())
-    ]
+    ]  # fmt: skip
     added.sort(key=lambda token: int(token["id"]))
     return data | {"added_tokens": added, "truncation": None, "padding": None}
 
