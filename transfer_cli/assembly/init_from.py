@@ -22,7 +22,6 @@ from transfer_cli.data.chat_template import (
     chatml,
     with_end_token,
 )
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import (
@@ -341,7 +340,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     weights, folder = model_folders(place, key, listed_models())
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
-    tokenizer = LibraryTokenizer.load(folder / TOKENIZER)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:
         raise CheckpointError(
             f"{key}: {folder / TOKENIZER} is not the tokenizer that this model was trained with; "

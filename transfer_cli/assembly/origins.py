@@ -14,7 +14,6 @@ from typing import Any
 
 from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.labelled import LabelledData
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
@@ -142,7 +141,7 @@ class Origins:
         place = "init_from"
         if not isinstance(tokenizer, Tokenizer):
             tokenizer, place = (
-                LibraryTokenizer.load(self._folder / TOKENIZER),
+                Tokenizer.load(self._folder / TOKENIZER),
                 str(self._folder / TOKENIZER),
             )
         if tokenizer.hash != self._model.tokenizer_hash:

@@ -10,17 +10,13 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transfer_cli.data.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
-from transfer_cli.data.library_tokenizer import (
+from transfer_cli.data.tokenizer import UNKNOWN, WORD_MARKS, Tokenizer, has_text_end
+from transfer_cli.data.tokenizer_file import (
     MAX_FILE_BYTES,
-    UNKNOWN,
-    WORD_MARKS,
-    LibraryTokenizer,
     check_file,
     check_numbers,
-    has_text_end,
     library_errors,
 )
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, DataError, list_names, raised_as
 from transfer_cli.interop.sentence_pieces import read_unigrams
 from transfer_cli.model.shape import MAX_SIZE
@@ -99,7 +95,7 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
                 backend = make(folder, options, rows)
                 if text_end and not has_text_end(backend):
                     backend.add_special_tokens([text_end])
-                return LibraryTokenizer(_with_template(backend, options), str(file))
+                return Tokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {TOKENIZER_FILE}, or {WORDPIECES}, or {BYTE_PAIRS} "
         f"and {MERGES}, or {SENTENCE_PIECES}"

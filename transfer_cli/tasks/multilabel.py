@@ -224,9 +224,11 @@ class MultilabelTask(TextsTask):
         return ("labels", "probability", *(f"probability/{label}" for label in self.labels))
 
     def cells(self, answer: Answer) -> list[Any]:
-        """See `Task`; labels as a table has them."""
+        """See `Task`; labels as a table has them: a list where one of them holds the separator."""
         labels, probability, shares = self.written(answer).values()
-        return [SEPARATOR.join(labels or ()), probability, *shares.values()]
+        is_list = any(SEPARATOR in label for label in labels or ())
+        joined = repr(labels) if is_list else SEPARATOR.join(labels or ())
+        return [joined, probability, *shares.values()]
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]

@@ -76,7 +76,7 @@ def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) 
     """
     if not split.seen:
         return scores
-    rows = np.arange(len(split.data)) if split.order is None else split.order
+    rows = split.rows
     examples = rows if split.example_of is None else split.example_of[rows]
     is_unseen = ~np.isin(examples, split.seen)
     measures = {**scores.measures, f"count{UNSEEN}": len(np.unique(examples[is_unseen]))}

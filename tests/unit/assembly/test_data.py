@@ -24,8 +24,8 @@ from transfer_cli.data import readers
 from transfer_cli.data.corpus import encode_text
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.text import TextData, TextFiles
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import device_and_precision
@@ -242,7 +242,7 @@ def byte_pairs(splitter, begin=None, *, template=True):
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B",
             special_tokens=[(begin, backend.token_to_id(begin))],
         )  # fmt: skip
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 GPT2 = byte_pairs(LEVELS(add_prefix_space=False))

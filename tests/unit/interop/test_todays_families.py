@@ -18,7 +18,7 @@ from tests.published import (
     sentence_pieces,
 )
 from tests.unit.interop.test_import import batch_of, opened
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.interop.families import families
@@ -232,7 +232,7 @@ def test_tokens_of_sentence_pieces_are_those_of_the_reference(tmp_path):
     for text in HARD_TEXT:
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
     ours.save(tmp_path / "saved.json")
-    assert LibraryTokenizer.load(tmp_path / "saved.json").encode("the W") == ours.encode("the W")
+    assert Tokenizer.load(tmp_path / "saved.json").encode("the W") == ours.encode("the W")
     layout = PromptLayout(ours, has_lines=False, before_text=ours.before_text)
     assert layout.encode("the W") == theirs("the W")["input_ids"]
     assert layout.encode("") == []

@@ -12,7 +12,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.model.backbone import Backbone
@@ -46,7 +46,7 @@ def tokenizer():
     vocabulary = {word: number for number, word in enumerate([*names, *WORDS.split()])}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, names[1]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 def encoded(example, tokenizer, length=64, **options):

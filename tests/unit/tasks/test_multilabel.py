@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests import tiny
+from transfer_cli.data.columns import split_labels
 from transfer_cli.data.label_names import label_separator
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import CheckpointError, DataError
@@ -51,6 +52,15 @@ def test_the_score_of_an_example_is_the_f1_of_its_labels(given, said, predicted,
 @pytest.mark.parametrize("labels", [[], ["a"], ["a|b"], ["a", "a|b"], ["a", "a|b", "c"], ["c"]])
 def test_the_labels_of_an_answer_are_found_though_they_hold_the_separator(labels):
     assert MultilabelTask(("a", "a|b", "c")).said_labels("|".join(labels)) == labels
+
+
+@pytest.mark.parametrize(("shares", "labels"), [([1, 1, 0], ["a", "a|b"]), ([1, 0, 1], ["a", "c"])])
+def test_the_labels_of_a_table_of_answers_are_read_as_they_were_though_they_hold_the_separator(
+    shares, labels
+):
+    cell, *_ = MultilabelTask(("a", "a|b", "c")).cells({"probabilities": shares})
+
+    assert split_labels(cell, "|") == labels
 
 
 def test_fitted_thresholds_decide():

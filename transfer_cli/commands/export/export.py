@@ -30,7 +30,6 @@ from transfer_cli.commands.paths import check_new
 from transfer_cli.config.models import expand_short_name
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import ExportConfig
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import (
@@ -246,7 +245,7 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     family = start.published.family if start.published else None
     ours = _graph_parts(start, model, objective)
     task = write_beside_graph(ours, folder, family)
-    again = _reopening_facts(start, ours, objective, LibraryTokenizer.load(folder / TOKENIZER_FILE))
+    again = _reopening_facts(start, ours, objective, Tokenizer.load(folder / TOKENIZER_FILE))
     largest = write_onnx(model.eval(), objective, ours, folder, layout=layout, again=again)
     facts = {
         "written": config.to,
