@@ -5,17 +5,16 @@ large model takes no longer than one of a small one. Of the data only its size i
 is measured at the end, on the run itself, by default where that takes seconds.
 """
 
-import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.adaptation.penalties import EWC
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw_blueprint
@@ -61,27 +60,6 @@ MOST_SORTED_STEPS = 500
 """Steps of the first epoch among which those to take are chosen by the length of their texts."""
 
 
-@contextmanager
-def _log_once() -> Iterator[None]:
-    """Leave out what was logged before: a run that is measured reads its data a second time."""
-    messages: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        count = len(messages)
-        messages.add(record.getMessage())
-        return len(messages) > count
-
-    handlers = logging.getLogger("transfer_cli").handlers
-    for handler in handlers:
-        handler.addFilter(is_new)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(is_new)
-
-
-@_log_once()
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do, after the one before it, and take some steps for its time."""
     if config.get("before") is not None:
@@ -133,8 +111,11 @@ def _print_plan(config: DictConfig, command: str) -> None:
                 reason = f"not guessed: {processes} processes would share {most} cores"
             print_out(named_line("time", reason))
         return
-    run = _build_lean_run(config, command, typed, origins)
-    measured = _measure(run, steps)
+    from transfer_cli.training.measured_steps import silence_logging  # it trains
+
+    with silence_logging():  # of what the run reads all was said when the plan was drawn
+        run = _build_lean_run(blueprint, command, typed, origins)
+        measured = _measure(run, steps)
     # The first steps of a run that remembers have little to remember.
     costs = full_text_costs(blueprint, length) if run.blueprint.carries_memory else None
     costs = costs or _measured_flops(run, measured)
@@ -160,16 +141,17 @@ plan_finetune = partial(plan, command="finetune")
 
 
 def _build_lean_run(
-    config: DictConfig, command: str, typed: Sequence[str], origins: Origins
+    planned: Blueprint, command: str, typed: Sequence[str], origins: Origins
 ) -> "TrainingRun":
     """Return the run, without what takes time before its first step: all that counts is a step."""
     # Only here is anything trained; to import what trains takes longer than to plan.
     from transfer_cli.assembly.run import build_run
 
+    config = planned.config
     leaner: dict[str, Any] = {"forgetting.data": None, "loop.cache_features": False}
     if is_solver(config.optimizer):  # each of its passes is a step of any other
         leaner["optimizer"] = {"_target_": "torch.optim.SGD", "lr": config.optimizer.lr}
-    if config.adaptation.get("penalty") is not None:
+    if planned.adaptation.penalty is not None:
         leaner["adaptation.penalty"] = None
     return build_run(with_values(config, leaner), command, typed, origins)
 
@@ -220,12 +202,15 @@ def _time_text(run: "TrainingRun", planned: Blueprint, measured: _StepCost) -> s
     if planned.course.loop.minutes is not None and high > 60 * planned.course.loop.minutes:
         low, high = min(low, 60 * planned.course.loop.minutes), 60 * planned.course.loop.minutes
         rest += ", or what of them fits into loop.minutes"
+    besides, penalty = "evaluations", planned.adaptation.penalty
+    if isinstance(penalty, EWC):
+        besides += f" and the Fisher information of {penalty.sequences:,} sequences"
     step = _range_text(f"{measured.low:.3g}", f"{measured.high:.3g}")
     whole = _range_text(duration_text(low), duration_text(high))
     return (
         f"{step} s a step in the first stage, "
         f"measured over {measured.of_what} on {run.blueprint.precision.device}; about {whole} for "
-        f"all {total:,}{rest}, evaluations not counted"
+        f"all {total:,}{rest}, {besides} not counted"
     )
 
 
