@@ -215,7 +215,7 @@ def _declared_metrics(config: "DictConfig") -> "tuple[Metric, ...]":
     from transfer_cli.assembly.losses import build_objectives
     from transfer_cli.objectives.base import declared_metrics
 
-    losses = build_objectives(config)
+    losses = build_objectives(config.objective, config.losses, config.streams)
     return declared_metrics({name: loss.objective for name, loss in losses.items()})
 
 

@@ -99,7 +99,7 @@ def draw_blueprint(
     precision = command_precision(command, config.device, "fp32" if exact else config.precision)
     loop = build(config.loop, "loop", LoopConfig)
     checks.check_residual(loop, precision)
-    requested = build_objectives(config)
+    requested = build_objectives(config.objective, config.losses, config.streams)
     adaptation = build(config.adaptation, "adaptation", Adaptation)
     sharded = checks.is_sharded(config.parallel, requested, adaptation, config.forgetting.data)
     start = _starting_point(config, command, typed, requested, adaptation, values=device != "meta")

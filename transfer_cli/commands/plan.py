@@ -100,7 +100,7 @@ def _print_plan(config: DictConfig, command: str) -> None:
     of_weights = sum(
         size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES_PREFIX)
     )
-    length = config.data.get("length") or blueprint.model.backbone.shape.positions
+    length = blueprint.most_tokens
     processes, most = num_processes(config.devices), available_cores()
     too_many = processes > most and blueprint.precision.device.type == "cpu"
     if too_many or steps == 0 or (steps is None and of_weights > MOST_BYTES):

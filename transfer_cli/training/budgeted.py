@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.foretold import runs_of_ladder
-from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.run import build_run
 from transfer_cli.budget import (
@@ -264,8 +263,7 @@ class _TokenCosts:
             plan = draw_blueprint(config, self._command, self._typed, Origins(), device="meta")
         self._building = 2 * (time.perf_counter() - began)  # about
         self._rows = plan.data.tokenizer.size
-        positions = plan.model.backbone.shape.positions
-        length = self._length = block_length(config.data.get("length"), positions)
+        length = self._length = plan.most_tokens
         self.corpus = Corpus(float(plan.data.drawn_counts["main"] * length))
         if self.budget.unit == "s":
             splits = plan.data.encoded()["main"].splits

@@ -113,15 +113,13 @@ def test_edits_know_the_special_tokens_by_name():
 
 # --- losses ------------------------------------------------------------------------------------
 
-TEXT = {"data": {"_target_": "transfer_cli.data.known_texts.SampleText"}}
 FALLING = {
     "_target_": "transfer_cli.optim.loss_weight.Annealed", "start": 1.0, "end": 0.25, "over": "rest"
 }  # fmt: skip
 
 
 def asked(main=configs.CLASSIFICATION, *, streams=(), **losses):
-    nodes = {"objective": main, "losses": losses, "streams": dict.fromkeys(streams, TEXT)}
-    return build_objectives(OmegaConf.create(nodes))
+    return build_objectives(OmegaConf.create(main), OmegaConf.create(losses), streams)
 
 
 def of_tasks(base):

@@ -210,7 +210,7 @@ def test_trained_weights_alone_refer_to_the_backbone_they_were_trained_on(put, p
     run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store="trained")
 
     assert run.base_hash == backbone_hash(read_weights(pretrained / "model"))
-    assert run.omitted_weights == {n for n, _ in run.model.named_parameters()
+    assert run.blueprint.omitted_weights == {n for n, _ in run.model.named_parameters()
                                if n.startswith("backbone.") and ".lora." not in n}  # fmt: skip
 
 
@@ -219,14 +219,14 @@ def test_what_trains_in_any_stage_is_stored(put):
 
     run = put(adaptation__plan=thaw, adaptation__store="trained", loop__steps=9)
 
-    assert run.omitted_weights == frozenset()
+    assert run.blueprint.omitted_weights == frozenset()
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_otherwise_everything_is_stored(put, store):
     run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store=store)
 
-    assert (run.base_hash, run.omitted_weights) == (None, frozenset())
+    assert (run.base_hash, run.blueprint.omitted_weights) == (None, frozenset())
 
 
 def test_what_the_objective_decided_is_pinned(put):
