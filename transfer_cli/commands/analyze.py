@@ -6,14 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from transfer_cli.analysis.analysis import Analysis, Material, Subject
 from transfer_cli.analysis.pictures import draw_charts
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import OpenedModel, check_one_stack, open_for_analysis
-from transfer_cli.assembly.model import direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_new, check_output
 from transfer_cli.commands.predict import reading
@@ -282,17 +279,12 @@ def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -
             f"{'input':10s} the first {MOST_TEXTS:,} texts of {name}; the others are not read"
         )
 
+    data = LabelledData(name, task.labels, {INPUT: examples})
+
     def encode(split: str) -> Split:
-        direction = direction_of(start.description.shape)
-        encoded = task.encode(examples, start.tokenizer, opened.length, direction)
-        return Split(
-            INPUT,
-            encoded,
-            order=np.argsort(encoded.lengths, kind="stable"),
-            example_of=encoded.example_of if len(encoded) > len(examples) else None,
-            unit="examples",
-            num_cut=encoded.num_cut,
-            shown=lambda number: task.texts(examples[number])[0],
-        )
+        shape = start.description.shape
+        return datasets.prepare_task(
+            data, opened.length, start.tokenizer, shape, (INPUT,), task
+        ).splits[INPUT]
 
     return Material(name, (INPUT,), task, encode)

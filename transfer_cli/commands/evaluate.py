@@ -257,8 +257,8 @@ def validation_measures(
 ) -> dict[str, dict[str, float]]:
     """Return the measures of models that answer as a run does, on its own validation split."""
     run_config, run = trained.config, RunDirectory(trained.start.folder.parent)
-    kind: Any = TextData if trained.start.task is None else TaskData
-    source = datasets.require_kind(datasets.build_source(run_config.data), kind)
+    kind = TextData if trained.start.task is None else TaskData
+    source = datasets.build_source(run_config.data, kind)
     place, choices = DataPlace(run_config.data_dir, run_config.seed), ((VALIDATION,),)
     split = _encode_splits(source, place, trained, choices, Origins(run, "refuse"))[VALIDATION]
     batch = inference_batch_size("auto", trained.model, precision.device)
@@ -272,7 +272,7 @@ def data_source(
     config: EvaluateConfig, trained: TrainedModel
 ) -> tuple[TextData | TaskData, DataPlace]:
     """Return the data to score on and its place: `data`, else the run's own."""
-    kind: Any = TextData if trained.start.task is None else TaskData
+    kind = TextData if trained.start.task is None else TaskData
     run_config, data_dir = trained.config, config.data_dir
     if config.data is None:
         if not trained.start.has_run:
@@ -280,7 +280,7 @@ def data_source(
         typed = CommandLine.current().overrides
         data_dir = datasets.data_dir_of(run_config.data_dir, data_dir, typed)
     node = run_config.data if config.data is None else config.data
-    source = datasets.require_kind(datasets.build_source(node), kind)
+    source = datasets.build_source(node, kind)
     return source, DataPlace(data_dir, run_config.seed)
 
 

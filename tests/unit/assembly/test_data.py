@@ -48,10 +48,6 @@ def text_in(folder):
     return build(configs.text(folder), "data", TextData)
 
 
-def table_in(folder):
-    return build(configs.table(folder), "data", TaskData)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return RECIPE.make(lambda: iter([WORDS, "the is near number place where"]))
@@ -82,18 +78,14 @@ def test_caches_lie_beside_the_data_unless_they_are_told_elsewhere(tmp_path, mon
 
 
 def test_each_command_takes_its_kind_of_data(tmp_path):
-    text, table = text_in(tmp_path), table_in(tmp_path)
+    text, table = configs.text(tmp_path), configs.table(tmp_path)
 
-    assert datasets.require_kind(text, TextData) is text
-    assert datasets.require_kind(table, TaskData) is table
-    with pytest.raises(
-        ConfigError, match=r"^data: this is text without labels, which only pretrain"
-    ):
-        datasets.require_kind(text, TaskData)
-    with pytest.raises(
-        ConfigError, match=r"^data: this is labelled data, which only finetune takes"
-    ):
-        datasets.require_kind(table, TextData)
+    assert isinstance(datasets.build_source(text, TextData), TextData)
+    assert isinstance(datasets.build_source(table, TaskData), TaskData)
+    with pytest.raises(ConfigError, match=r"^data: .* only pretrain"):
+        datasets.build_source(text, TaskData)
+    with pytest.raises(ConfigError, match=r"^data: .* only finetune"):
+        datasets.build_source(table, TextData)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(None, 24), (1, 1), (24, 24)])
