@@ -28,9 +28,8 @@ from transfer_cli.runs.items import Item
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.training import examples as items
 from transfer_cli.training.console import accuracy_text, pace_text
-from transfer_cli.training.energy import Meter, device_meter
 from transfer_cli.training.measurements import hyperparameters, layer_shares, peak_memory
-from transfer_cli.training.spending import Footprint, Spending
+from transfer_cli.training.spending import Meter, Spending, device_meter
 
 CONFIG = {
     "seed": 3,
@@ -196,7 +195,7 @@ def run(tmp_path):
     return RunDirectory(tmp_path)
 
 
-def life(run, *, seconds, flops, joules=None, footprint=None):
+def life(run, *, seconds, flops, joules=None, **co2):
     """Let a run go on for a while, and write down what it has spent; return that."""
     clock, meter = Clock(), Meter("nobody asked")
     if joules is not None:
@@ -205,7 +204,7 @@ def life(run, *, seconds, flops, joules=None, footprint=None):
             NVMLError=Exception, nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(readings)
         )
         meter = Meter("told", nvml)
-    spending = Spending(meter, footprint or Footprint(), clock)
+    spending = Spending(meter, clock=clock, **co2)
     spending.load_earlier(run)
     clock.now = seconds
     assert spending.add(Flops(flops, 1)) == (flops, 1)
@@ -237,7 +236,7 @@ def test_energy_that_is_known_of_a_part_alone_is_not_told(run, energies):
 
 
 def test_carbon_dioxide_is_by_the_users_own_numbers(run):
-    spent = life(run, seconds=1.0, flops=1, joules=7.2e6, footprint=Footprint(1.5, 0.4))
+    spent = life(run, seconds=1.0, flops=1, joules=7.2e6, pue=1.5, kg_per_kwh=0.4)
 
     assert spent["kg_co2"] == pytest.approx(2 * 1.5 * 0.4)
 
@@ -253,7 +252,7 @@ def test_what_cannot_be_read_of_earlier_counts_as_nothing(run, content):
 
 def test_a_note_is_due_twice_a_minute_and_holds_what_was_not_added_yet(run):
     clock = Clock()
-    spending = Spending(Meter("off"), Footprint(), clock)
+    spending = Spending(Meter("off"), clock=clock)
     due = []
     for clock.now in (1.0, 29.0, 31.0, 40.0, 61.5):
         due.append(spending.is_due())
