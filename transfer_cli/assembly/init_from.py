@@ -76,9 +76,6 @@ from transfer_cli.tasks.base import Task, build_task
 INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
 """What `tokenizer=inherited` is built of."""
 
-CROSS_ATTENTION = ".cross_attention"
-"""What the name of each parameter has that a decoder's block has beside a model of one stack."""
-
 MAX_BASES = 20
 """How many models may each refer to the next one. A circle of them is refused by that, too."""
 
@@ -231,7 +228,8 @@ class Pretrained:
     def fresh_names(self, model: TransferModel) -> frozenset[str]:
         """Return the names of a backbone's parameters that it lacks."""
         names = model.state_dict() if self.in_both else ()
-        return frozenset(name for name in names if CROSS_ATTENTION in name)
+        # All that a decoder's block has beside one of a model of one stack.
+        return frozenset(name for name in names if ".cross_attention" in name)
 
     def _with_base(self, *, values: bool, below: int = 0) -> Mapping[str, Tensor]:
         if self.published:

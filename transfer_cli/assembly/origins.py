@@ -4,10 +4,9 @@ Of each split a few digests are noted. Files are named for messages alone, since
 """
 
 import hashlib
-import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -228,16 +227,11 @@ def examples_identity(
     parts = fields(examples[0]) if examples else ()
     # Where files are is no content: they may be moved.
     names = [attribute.name for attribute in parts if attribute.compare or attribute.name != "file"]
-    for chunk in _chunks(examples):
+    for first in range(0, len(examples), _CHUNK_SIZE):
+        chunk = examples[first : first + _CHUNK_SIZE]
         content.update(_as_json([[getattr(example, name) for name in names] for example in chunk]))
         alone.update(_as_json([list(texts(example)) for example in chunk]))
     return SplitIdentity(source, content.hexdigest(), len(examples), alone.hexdigest())
-
-
-def _chunks(examples: Sequence[Any]) -> Iterator[list[Any]]:
-    rest = iter(examples)
-    while chunk := list(itertools.islice(rest, _CHUNK_SIZE)):
-        yield chunk
 
 
 def _as_json(content: Any) -> bytes:

@@ -59,7 +59,7 @@ def say_what_is_faster(
     ways = ["a GPU", smaller, f"fewer steps (half an hour is loop.steps={steps})"]
     if len(blueprint.course.stage_plans) == 1:
         ways.append("an end by the clock (loop.minutes=30)")
-    trained = frozenset[str]().union(*(stage.trains for stage in blueprint.course.stage_plans))
+    trained = blueprint.course.ever_trains
     if command == "finetune" and any(name.startswith("backbone.") for name in trained):
         ways.append("frozen features (experiment=quick)")
     log.info(

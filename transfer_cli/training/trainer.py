@@ -605,6 +605,7 @@ class Trainer:
     ) -> Results:
         progress, task, scores = self._progress, run.data.task, final.scores
         foretold = (self._config.get("ladder") or {}).get("prediction")
+        context = run.data.splits["train"].context
         confidence = [m for m in METRICS if any(m.name in s.measures for s in scores.values())]
         average = {} if run.average is None else {"kept": run.average.kept, **run.average.best}
         return Results(
@@ -629,7 +630,8 @@ class Trainer:
                 "data_changed": run.origins.accepted,
                 **({} if (dial := dial_record(self._config)) is None else {"dial": dial}),
                 "compiled": self._blueprint.course.loop.compile,
-                "context": _context_of(run.data.splits),
+                # Of running text: what was seen before the tokens that are scored.
+                "context": None if context is None else asdict(context),
                 "fitted": {} if task is None else dict(task.fitted),
                 **_signatures(task, scores),
                 "training_labels": examples.labels_in(run.data),
@@ -672,9 +674,3 @@ def _signatures(task: Task | None, scores: Mapping[str, Scores]) -> dict[str, An
     measured = {name for of_split in scores.values() for name in of_split.measures}
     used = {name: text for name, text in signatures.items() if name in measured}
     return {"signatures": used} if used else {}
-
-
-def _context_of(splits: Mapping[str, Split]) -> dict[str, Any] | None:
-    """Return what was seen of running text before the tokens that are scored; None: other data."""
-    context = next((split.context for split in splits.values()), None)
-    return None if context is None else asdict(context)
