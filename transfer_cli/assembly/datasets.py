@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.assembly.init_from import (
-    Pretrained,
+from transfer_cli.assembly.chosen_tokenizer import (
     choose_chat_template,
     choose_tokenizer,
     default_line_rule,
 )
+from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import RequestedLoss, check_task
 from transfer_cli.assembly.model import block_length, direction_of
 from transfer_cli.assembly.origins import Origins

@@ -22,16 +22,15 @@ from transfer_cli.assembly.blueprint import (
     carries_memory,
     has_fixed_features,
 )
+from transfer_cli.assembly.chosen_tokenizer import INHERITED, with_new_rows
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.flops_estimate import flops_of_run, full_text_costs
 from transfer_cli.assembly.init_from import (
-    INHERITED,
     Pretrained,
     as_encoder_decoder,
     open_start,
     pick_layers,
     tensors_with_parts,
-    with_new_rows,
 )
 from transfer_cli.assembly.losses import (
     RequestedLoss,

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.chosen_tokenizer import choose_chat_template, choose_tokenizer
 from transfer_cli.assembly.datasets import DataPlace, PreparedData, build_source, encode_whole_texts
-from transfer_cli.assembly.init_from import choose_chat_template, choose_tokenizer, open_start
+from transfer_cli.assembly.init_from import open_start
 from transfer_cli.assembly.losses import (
     RequestedLoss,
     check_task,

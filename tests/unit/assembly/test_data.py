@@ -13,9 +13,10 @@ import torch
 from tests import configs, tiny
 from tests.published import TEXT, config_of, publish, reference, sentence_pieces
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.chosen_tokenizer import default_line_rule
 from transfer_cli.assembly.datasets import DataPlace, StreamSource
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.assembly.init_from import Pretrained, default_line_rule, open_pretrained
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.assembly.losses import RequestedLoss
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins

@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from tests import configs, tiny
+from transfer_cli.assembly.chosen_tokenizer import choose_tokenizer
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.assembly.init_from import choose_tokenizer, open_pretrained, open_start
+from transfer_cli.assembly.init_from import open_pretrained, open_start
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import read_weights
 
