@@ -130,7 +130,10 @@ class PreparedData:
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
         train = () if self.task is None else self.splits["train"].encoded.examples
-        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train)
+        return TaskInfo(
+            tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train,
+            validates="validation" in self.splits,
+        )  # fmt: skip
 
     def encoded(self) -> "PreparedData":
         """Return it as it is."""
@@ -164,8 +167,9 @@ class UnencodedData:
         """Return what an objective learns about it."""
         data_task = task_of_data(self.data)
         return TaskInfo(
-            tokenizer, data_task.labels, task=data_task, train=self.data.splits["train"]
-        )
+            tokenizer, data_task.labels, task=data_task, train=self.data.splits["train"],
+            validates="validation" in self.data.splits,
+        )  # fmt: skip
 
     def encoded(self) -> PreparedData:
         """Return it, encoded."""

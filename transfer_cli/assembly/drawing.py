@@ -242,11 +242,9 @@ def _bound_losses(
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == kind:
             requested["main"].objective.inherit_options(described.objective)
-    losses = bind_losses(
+    return bind_losses(
         requested, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
-    checks.check_confidence(losses, validates="validation" in data.splits)
-    return losses
 
 
 def _build_course(
