@@ -25,10 +25,6 @@ def apart(tmp_path, pretrained):
     return tmp_path / "base", configs.run(config, "finetune", tmp_path / "run").path
 
 
-def test_a_config_without_a_start_has_none(tmp_path):
-    assert open_start(None, None, ()) is None
-
-
 def test_a_start_brings_its_choose_tokenizer(tmp_path, pretrained):
     config = configs.following(pretrained, tmp_path)
     start = open_start(config.init_from, None, ())

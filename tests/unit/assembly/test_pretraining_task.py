@@ -11,9 +11,7 @@ from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import (
-    ForgettingText,
     PretrainingSource,
-    build_forgetting,
     pretraining_fisher,
 )
 from transfer_cli.assembly.run import build_run
@@ -126,10 +124,6 @@ def test_what_is_forgotten_is_measured_before_training_and_when_asked(adapted, p
 
     assert run.forgetting.measure()["loss"] > before["loss"]
     assert run.forgetting.before == before
-
-
-def test_where_nobody_asks_nothing_is_measured(source, pretrained):
-    assert build_forgetting(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
 
 
 # --- Fisher information ------------------------------------------------------------------------

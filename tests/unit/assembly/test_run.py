@@ -14,7 +14,6 @@ from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_ru
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config import compose
 from transfer_cli.config.check import check_config
-from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
 from transfer_cli.config.plain_yaml import read_plain
@@ -26,6 +25,7 @@ from transfer_cli.runs.directory import RunDirectory
 
 HEADS = {"_target_": f"{configs.PLANS}.Only", "train": ["head.*"]}
 NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
+THAW = {"_target_": f"{configs.PLANS}.SequentialUnfreezing"}
 LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
 
 
@@ -73,9 +73,8 @@ def test_the_memory_of_an_optimizer_is_what_it_keeps(kind, put):
 def test_steps_and_stages_are_those_of_the_data(put):
     run = put(loop__steps=None, loop__epochs=2)
 
-    assert (
-        run.blueprint.course.sizes.total_steps == 6
-    )  # 20 examples in batches of 8, the last one short
+    # 20 examples in batches of 8, the last one short.
+    assert run.blueprint.course.sizes.total_steps == 6
     assert run.blueprint.course.sizes.steps_per_epoch == 3
     seen = [run.streams["main"].sampler.indices(step) for step in range(3)]
     assert sorted(torch.cat([torch.from_numpy(rows) for rows in seen]).tolist()) == list(range(20))
@@ -135,11 +134,7 @@ def test_the_rate_of_each_group_is_base_times_scale_times_schedule(put):
 
 
 def test_a_schedule_may_begin_anew_with_each_stage(put):
-    thaw = {
-        "_target_": f"{configs.PLANS}.SequentialUnfreezing",
-        "new": "2 steps",
-        "upper": "2 steps",
-    }
+    thaw = {**THAW, "new": "2 steps", "upper": "2 steps"}
     linear = {"_target_": "transfer_cli.optim.schedules.Linear", "warmup": 0}
     rates = {}
     for per in ("run", "stage"):
@@ -306,9 +301,6 @@ def test_streams_have_their_own_batch_and_order(put, tmp_path):
     assert not are_cached(run)
 
 
-# --- refused -----------------------------------------------------------------------------------
-
-
 # --- the config of a run that goes on ------------------------------------------------------------
 
 
@@ -344,12 +336,7 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
     run = begun(tmp_path / "run", word, "init_from=RUN")
     config, command = composed(run.path, word, "init_from=RUN")
 
-    resumed = config_to_resume(
-        config,
-        find_run(config.resume, config.run.dir),
-        command,
-        CommandLine.current().overrides,
-    )
+    resumed = config_to_resume(config, find_run(config.resume, config.run.dir), command, ())
 
     assert as_yaml(resumed) == run.config.read_text()
 
@@ -364,12 +351,7 @@ def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_p
     run.config.write_text("".join(older[:-1]))  # nor had it a hash
     config, command = composed(run.path, word)
 
-    resumed = config_to_resume(
-        config,
-        find_run(config.resume, config.run.dir),
-        command,
-        CommandLine.current().overrides,
-    )
+    resumed = config_to_resume(config, run, command, ())
 
     assert resumed.model == config.model
     assert read_plain(run.config)["model"]["norm"] == "layer"
