@@ -30,6 +30,10 @@ from transfer_cli.training.checkpoints import CheckpointWriter, describe_model
 from transfer_cli.training.resume import course_change_text
 
 CPU = Precision("fp32", torch.device("cpu"))
+LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
+ONLY_LORA = {
+    "adaptation__edits": LORA, "adaptation__plan": {"_target_": f"{configs.PLANS}.NewWeights"},
+}  # fmt: skip
 TOO_FAST = {"optimizer__lr": 1.0, "loop__steps": 6}
 """The loss goes down and up again."""
 
@@ -193,16 +197,10 @@ def test_the_rate_ahead_is_told_though_the_run_was_once_cut_short(jumping, tmp_p
 
 
 def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
-    lora = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
-    new = {"_target_": f"{configs.PLANS}.NewWeights"}
-    base = tmp_path / "base"
-    shutil.copytree(pretrained, base)
-    run = configs.run(
-        configs.following(base, tmp_path, adaptation__edits=lora, adaptation__plan=new,
-                          adaptation__store="trained", checkpoint__every="1 steps",
-                          checkpoint__keep=0),
-        "finetune", tmp_path / "run",
-    )  # fmt: skip
+    base = shutil.copytree(pretrained, tmp_path / "base")
+    config = configs.following(base, tmp_path, **ONLY_LORA, adaptation__store="trained",
+                               checkpoint__every="1 steps", checkpoint__keep=0)  # fmt: skip
+    run = configs.run(config, "finetune", tmp_path / "run")
     cut = cut_back(run, tmp_path / "cut", 2)
     other = configs.run(
         configs.config("pretrain", tmp_path, seed=5), "pretrain", tmp_path / "other"
@@ -282,10 +280,6 @@ def test_processes_with_other_configs_are_refused(monkeypatch):
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
-NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
-
-
 @pytest.fixture
 def kept(tmp_path, pretrained):
     """Return how to build a run: with its directory and what keeps its weights."""
@@ -311,29 +305,22 @@ def state_of(run, step):
     return {"step": run.step.state_dict(), "progress": {"step": step}, "records": {}}
 
 
-def test_the_best_weights_come_back_and_not_the_last_ones(kept):
-    run, _, keeping = kept()
-    keeping.save_best(3)
-    best = disturbed(run.model)
-
-    keeping.load_best()
-
-    assert tiny.same(run.model.state_dict(), best)
-
-
 def flip(file):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
 
 
-def test_in_place_of_damaged_best_weights_the_copy_in_the_checkpoint_is_taken(kept, caplog):
+def test_the_best_weights_come_back_or_where_they_are_damaged_their_copy(kept, caplog):
     run, directory, keeping = kept()
     keeping.save_best(3)
-    keeping.save(3, state_of(run, 3), with_best=True)
     best = disturbed(run.model)
-    flip(directory.best / WEIGHTS)
+    keeping.load_best()
+    assert tiny.same(run.model.state_dict(), best)
 
+    keeping.save(3, state_of(run, 3), with_best=True)
+    disturbed(run.model)
+    flip(directory.best / WEIGHTS)
     keeping.load_best()
 
     assert tiny.same(run.model.state_dict(), best)
@@ -346,27 +333,18 @@ def test_the_newest_checkpoint_is_found_and_old_ones_go(kept):
     assert keeping.newest() is None
     keeping.save_best(1)
     for step in (1, 2, 10):
-        keeping.save(step, state_of(run, step), with_best=step > 1)
+        keeping.save(step, state_of(run, step), with_best=step > 2)
 
     assert checkpoint.step_of(keeping.newest()) == 10
     names = sorted(path.name for path in directory.checkpoints.iterdir())
     assert names == ["best", "step-00000002", "step-00000010"]
-    assert (directory.checkpoints / "step-00000010" / "best" / WEIGHTS).exists()
-
-
-def test_a_checkpoint_takes_the_best_weights_along_only_if_there_are_some(kept):
-    run, directory, keeping = kept()
-    keeping.save_best(1)
-
-    keeping.save(2, state_of(run, 2), with_best=False)
-
-    assert not (directory.checkpoints / "step-00000002" / "best").exists()
+    with_best = [(directory.checkpoints / name / "best").exists() for name in names[1:]]
+    assert with_best == [False, True]
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tmp_path, store):
-    run, directory, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
-                               adaptation__store=store)  # fmt: skip
+    run, directory, keeping = kept(**ONLY_LORA, adaptation__store=store)
     tiny.lively(run.model)
     batch = run.data.splits["train"].data.batch(range(4))
     run.model.eval()
@@ -390,20 +368,12 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tm
     assert tiny.same(stored, {n: run.model.state_dict()[n] for n in stored})
 
 
-def parts_config(directory, pretrained):
-    return configs.following(
-        pretrained, directory.path.parent, adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
-        adaptation__store="merged",
-    )  # fmt: skip
-
-
-def test_checkpoints_of_a_folded_model_keep_their_own_description(kept, pretrained):
-    run, directory, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
-                               adaptation__store="merged")  # fmt: skip
+def test_checkpoints_of_a_folded_model_keep_their_own_description(kept):
+    run, directory, keeping = kept(**ONLY_LORA, adaptation__store="merged")
     keeping.save(1, state_of(run, 1), with_best=False)
     stored = keeping.tensors()
     for _ in range(2):  # a run may finish twice: each time with the weights of a checkpoint
-        run = build_run(parts_config(directory, pretrained), "finetune")
+        run = build_run(run.blueprint.config, "finetune")
         load_strictly(run.model, stored, directory.path, frozenset())
         keeping = CheckpointWriter(run, directory, 0)
         keeping.write_model(keeping.tensors())
