@@ -43,7 +43,7 @@ from transfer_cli.errors import (
 )
 from transfer_cli.interop.saving import write_beside_graph, write_folder, write_tokenizer
 from transfer_cli.interop.sentence_folder import SentenceModules, write_modules
-from transfer_cli.interop.targets import Ours, Texts
+from transfer_cli.interop.targets import Ours
 from transfer_cli.interop.vocabulary import TOKENIZER_FILE
 from transfer_cli.metrics import wilson_interval, without_details
 from transfer_cli.model.added import merge
@@ -143,19 +143,19 @@ def _merged_tensors(config: ExportConfig, start: Pretrained) -> Ours:
     tensors = start.tensors()
     model, _ = start.filled(tensors)
     merge(model)
-    ours = exports.exportable_model(
-        start.description,
-        start.tokenizer,
-        start.task,
-        model,
-        {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")},
-        head=config.head,
-        texts="published" if start.published is not None else None,
-        length=_export_length(start),
-        chat=start.chat_template,
-    )
+    heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
+    texts = "published" if start.published is not None else None
+    ours = _exportable(start, model, heads=heads, head=config.head, texts=texts)
     check_finite(ours.tensors, start.weights)  # a product of finite numbers may be none
     return ours
+
+
+def _exportable(start: Pretrained, model: TransferModel, **options: Any) -> Ours:
+    """Return a model as it is written; for the options see `exportable_model`."""
+    return exports.exportable_model(
+        start.description, start.tokenizer, start.task, model,
+        length=_export_length(start), chat=start.chat_template, **options,
+    )  # fmt: skip
 
 
 def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
@@ -183,10 +183,7 @@ def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
         )
     objective = bound_objective(start) if _has_head(start) else None
     model, _ = start.filled(start.tensors(), objective)
-    ours = exports.exportable_model(
-        start.description, start.tokenizer, start.task, model, head=True,
-        length=_export_length(start), chat=start.chat_template,
-    )  # fmt: skip
+    ours = _exportable(start, model, head=True)
     name = expand_short_name(str(place)).removeprefix(HUB)
     family = config.family or base.published.family.model_type
     target = write_adapter(model, ours, base.tensors(), name, folder, family)
@@ -244,7 +241,10 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     is_text = start.task is None and start.lines != "end"
     layout = usual if start.published is not None or is_text else None
     family = start.published.family if start.published else None
-    ours = _graph_parts(start, model, objective)
+    of_lines = None if start.published is None else "published"
+    texts = of_lines if isinstance(objective, LanguageModel) else "labelled"
+    ours = _exportable(start, model, head=objective is not None, texts=texts)
+    ours = replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
     task = write_beside_graph(ours, folder, family)
     again = _reopening_facts(start, ours, objective, LibraryTokenizer.load(folder / TOKENIZER_FILE))
     largest = write_onnx(model.eval(), objective, ours, folder, layout=layout, again=again)
@@ -295,16 +295,6 @@ def _prune(model: TransferModel, config: ExportConfig) -> dict[str, str]:
     merge(model)
     prune_heads(model.backbone, heads)
     return {"pruned": f"{len(gone)} of {importance.size} heads, the least important ones"}
-
-
-def _graph_parts(start: Pretrained, model: TransferModel, objective: Objective | None) -> Ours:
-    of_lines: Texts | None = None if start.published is None else "published"
-    ours = exports.exportable_model(
-        start.description, start.tokenizer, start.task, model,
-        head=objective is not None, length=_export_length(start), chat=start.chat_template,
-        texts=of_lines if isinstance(objective, LanguageModel) else "labelled",
-    )  # fmt: skip
-    return replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
 
 
 def _reopening_facts(
@@ -374,12 +364,12 @@ class _Markdown(str):
     __slots__ = ()
 
 
-_FILTERS: Mapping[str, Callable[[Any], str]] = {
+_FILTERS: Mapping[str, Callable[[Any], _Markdown]] = {
     # No fence of code ends in these two: the one has no backtick, the other one line.
-    "json": lambda text: json.dumps(text).replace("`", "\\u0060"),
-    "plain": in_one_line,
-    "codes": lambda texts: ", ".join(map(markdown_code, texts)),
-    "row": lambda cells: markdown_row(map(markdown_text, cells)),
+    "json": lambda text: _Markdown(json.dumps(text).replace("`", "\\u0060")),
+    "plain": lambda text: _Markdown(in_one_line(text)),
+    "codes": lambda texts: _Markdown(", ".join(map(markdown_code, texts))),
+    "row": lambda cells: _Markdown(markdown_row(map(markdown_text, cells))),
 }
 
 
@@ -471,7 +461,7 @@ def render_card(measures: Mapping[str, Mapping[str, float]], **values: Any) -> s
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {name: _marked_as_markdown(write) for name, write in _FILTERS.items()}
+    environment.filters |= _FILTERS
     names = dict.fromkeys(name for split in measures.values() for name in split)
     rows = [
         [name, *(f"{split[name]:.4g}" if name in split else "" for split in measures.values())]
@@ -479,10 +469,6 @@ def render_card(measures: Mapping[str, Mapping[str, float]], **values: Any) -> s
     ]
     table = {"head": ["measure", *measures], "rows": rows}
     return environment.get_template("card.md").render(values, measures=measures, **table)
-
-
-def _marked_as_markdown(write: Callable[[Any], str]) -> Callable[[Any], _Markdown]:
-    return lambda value: _Markdown(write(value))
 
 
 def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
