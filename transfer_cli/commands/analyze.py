@@ -39,7 +39,6 @@ from transfer_cli.runs.environment import environment
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import printable
-from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.terminal import (
     Column,
@@ -235,12 +234,13 @@ def _running_text(
 def _labelled_texts(
     source: TaskData, place: DataPlace, opened: OpenedModel, origins: Origins
 ) -> Material:
-    data = source.load(place.folder, place.seed)
-    data = origins.check_labelled("data", _numbered_by_task(data, opened.start.task))
-    task = datasets.task_of_data(data)
-    start, length = opened.start, source.length or opened.length
-    known = start.task if start.task is not None and start.task.name == task.name else task
-    if known.labels != task.labels:
+    data, start = source.load(place.folder, place.seed), opened.start
+    if start.task is not None and data.labels and set(data.labels) <= set(start.task.labels):
+        data = data.with_label_numbers(start.task.labels)
+    data = origins.check_labelled("data", data)
+    task, length = datasets.task_of_data(data), source.length or opened.length
+    known = start.task
+    if known is None or (known.name, known.labels) != (task.name, task.labels):
         known = task
 
     def encode(name: str) -> Split:
@@ -249,13 +249,6 @@ def _labelled_texts(
         return datasets.prepare_task(data, length, tokenizer, shape, names, known).splits[name]
 
     return Material("this data set", tuple(data.splits), known, encode)
-
-
-def _numbered_by_task(data: LabelledData, task: Task | None) -> LabelledData:
-    """Return data with the numbers of a model's labels, where it knows them all."""
-    if task is None or not data.labels or not set(data.labels) <= set(task.labels):
-        return data
-    return data.with_label_numbers(task.labels)
 
 
 def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -> Material:

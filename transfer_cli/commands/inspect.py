@@ -46,7 +46,7 @@ STAND_IN_SHAPE = BackboneShape(64, 4, 1, 64, 128, direction="bidirectional")
 def inspect(config: InspectConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     at_least("samples:", config.samples, 0, ConfigError)
-    source = datasets.build_source(config.data)
+    source = build_source(config.data)
     start = open_start(config.init_from, None, CommandLine.current().overrides)
     fresh = _fresh_shape(config.model)
     shape = fresh or STAND_IN_SHAPE if start is None else start.description.shape
@@ -99,7 +99,6 @@ def _objective(node: Any) -> Objective:
 
 
 def _fresh_shape(node: Any) -> BackboneShape | None:
-    """Return the shape of the fresh model that is chosen, if one is."""
     return None if node is None else build(node, "model", BackboneShape)
 
 

@@ -131,7 +131,6 @@ def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTes
 
 
 def _rates_of_groups(run: TrainingRun, rate: float) -> dict[str, float]:
-    """Return the rate of each layer group that trains, from bottom to top."""
     ever = run.step.stages.ever_trains
     scales = {group["layer"]: group["scale"] for group in run.step.optimizer.param_groups}
     return {
