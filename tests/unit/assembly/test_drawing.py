@@ -25,22 +25,21 @@ def sizes(counts, *, seed=0, power=0.5, target_only=None, **loop):
 # --- how long ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(1, 1), (7, 1), (8, 1), (9, 2), (17, 3)])
-def test_an_epoch_takes_the_last_short_batch_too(examples, steps):
-    assert sizes({"main": examples}).steps_per_epoch == steps
-
-
 @pytest.mark.parametrize(
-    ("epochs", "steps"), [(1, 3), (2, 6), (0.5, 2), (1 / 3, 1), (0.01, 1), (1.1, 4)]
-)
-def test_a_run_of_epochs_has_their_steps_and_a_part_of_a_step_is_one(epochs, steps):
-    assert sizes({"main": 20}, epochs=epochs).total_steps == steps
+    ("examples", "loop", "epoch", "total"),
+    [
+        (1, {}, 1, 1), (7, {}, 1, 1), (8, {}, 1, 1), (9, {}, 2, 2), (17, {}, 3, 3),
+        (20, {"epochs": 2}, 3, 6), (20, {"epochs": 0.5}, 3, 2), (20, {"epochs": 1 / 3}, 3, 1),
+        (20, {"epochs": 0.01}, 3, 1), (20, {"epochs": 1.1}, 3, 4),
+        (20, {"epochs": 9, "steps": 5}, 3, 5),
+    ],
+)  # fmt: skip
+def test_a_run_is_as_long_as_its_steps_or_epochs_in_which_a_part_of_a_step_is_one(
+    examples, loop, epoch, total
+):
+    run_sizes = sizes({"main": examples}, **loop)
 
-
-def test_a_number_of_steps_wins_over_epochs():
-    run_sizes = sizes({"main": 20}, epochs=9, steps=5)
-
-    assert (run_sizes.total_steps, run_sizes.steps_per_epoch) == (5, 3)
+    assert (run_sizes.steps_per_epoch, run_sizes.total_steps) == (epoch, total)
     assert run_sizes.mixture is None
 
 

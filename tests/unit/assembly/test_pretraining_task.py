@@ -179,9 +179,8 @@ def test_for_anything_else_it_is_estimated_anew(fisher, tmp_path, other):
 def test_a_damaged_estimate_is_made_anew(fisher, tmp_path):
     first, _ = fisher()
     (kept,) = (tmp_path / "cache" / "fisher").glob("*/fisher.safetensors")
-    content = bytearray(kept.read_bytes())
-    content[-1] ^= 1
-    kept.write_bytes(content)
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
     again, known = fisher()
 

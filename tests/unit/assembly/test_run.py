@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from tests import configs, tiny
 from transfer_cli.adaptation.penalties import L2SP
@@ -16,7 +17,6 @@ from transfer_cli.config import compose
 from transfer_cli.config.check import check_config
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
-from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError
@@ -341,67 +341,50 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
     assert as_yaml(resumed) == run.config.read_text()
 
 
-def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_path):
-    word = "experiment=tutorial/pretrain_clm"
-    run = begun(tmp_path / "run", word)
-    later = ("  norm:", "  feedforward_kind:", "  attention:")
-    lines = run.config.read_text().splitlines(keepends=True)
-    older = [line for line in lines if not line.startswith(later)]
-    assert len(older) == len(lines) - 3
-    run.config.write_text("".join(older[:-1]))  # nor had it a hash
-    config, command = composed(run.path, word)
-
-    resumed = config_to_resume(config, run, command, ())
-
-    assert resumed.model == config.model
-    assert read_plain(run.config)["model"]["norm"] == "layer"
-
-
 TABLE = ("data=table", "data.train=FILE", "init_from=RUN")
+FRESH = ("init=scratch", "model=tiny", "tokenizer=wordpiece")
 
 
-def begun_before_tables_were_looked_at(folder, *words):
-    run = begun(folder, *TABLE, "data.text=text", "data.label=label", "data.header=true", *words)
-    lines = run.config.read_text().splitlines(keepends=True)
-    later = ("  delimiter:", "  encoding:", "  errors:")
-    run.config.write_text("".join(line for line in lines[:-1] if not line.startswith(later)))
-    return run
+@pytest.mark.parametrize(
+    ("words", "then", "later", "kept"),
+    [
+        (["experiment=tutorial/pretrain_clm"], [],
+         ["  norm:", "  feedforward_kind:", "  attention:"], {"model.norm": "layer"}),
+        (TABLE, ["data.text=text", "data.label=label", "data.header=true"],
+         ["  delimiter:", "  encoding:", "  errors:"],
+         {"data.text": "text", "data.header": True, "data.errors": None}),
+        (FRESH, ["tokenizer.size=28996"], [], {"tokenizer.size": 28996}),
+        (TABLE, ["loop.monitor=loss"], [], {"loop.monitor": "loss"}),
+    ],
+    ids=["options of a model", "tables were not looked at", "a default", "another default"],
+)  # fmt: skip
+def test_a_run_of_an_earlier_version_is_the_same_run_and_keeps_what_it_had(
+    tmp_path, words, then, later, kept
+):
+    run = begun(tmp_path / "run", *words, *then)
+    assert without_lines(run.config, later) == len(later)
+    config, command = composed(run.path, *words)
+
+    resumed = config_to_resume(config, run, command, words)
+
+    assert {key: OmegaConf.select(resumed, key) for key in kept} == kept
 
 
-def test_a_run_that_was_begun_before_tables_were_looked_at_is_the_same_run(tmp_path):
-    run = begun_before_tables_were_looked_at(tmp_path / "run")
-    config, command = composed(run.path, *TABLE)
-
-    resumed = config_to_resume(config, run, command, TABLE)
-
-    data = resumed.data
-    assert (data.text, data.header, "errors" in data) == ("text", True, False)
-
-
-def test_a_run_keeps_the_size_of_its_vocabulary_where_none_is_typed(tmp_path):
-    fresh = ("init=scratch", "model=tiny", "tokenizer=wordpiece")
-    run = begun(tmp_path / "run", *fresh, "tokenizer.size=28996")  # the default of earlier versions
-    config, command = composed(run.path, *fresh)
-
-    resumed = config_to_resume(config, run, command, fresh)
-
-    assert (config.tokenizer.size, resumed.tokenizer.size) == ("auto", 28996)
+def without_lines(file, beginnings):
+    """Leave out lines of a config, and its hash, as if they had not been known; return how many."""
+    *lines, _ = file.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith(tuple(beginnings))]
+    file.write_text("".join(older))
+    return len(lines) - len(older)
 
 
 def test_an_option_that_is_newer_than_a_run_cannot_be_added_to_it(tmp_path):
-    run = begun_before_tables_were_looked_at(tmp_path / "run")
+    run = begun(tmp_path / "run", *TABLE)
+    without_lines(run.config, ["  errors:"])
     config, command = composed(run.path, *TABLE, "data.errors=skip")
 
     with pytest.raises(ConfigError, match=r"^resume: data\.errors=skip contradicts"):
         config_to_resume(config, run, command, (*TABLE, "data.errors=skip"))
-
-
-def test_a_run_whose_weights_were_kept_by_the_default_of_an_earlier_version_goes_on_so(tmp_path):
-    run = begun(tmp_path / "run", *TABLE, "loop.monitor=loss")
-    config, command = composed(run.path, *TABLE)
-
-    assert config.loop.monitor == "auto"
-    assert config_to_resume(config, run, command, TABLE).loop.monitor == "loss"
 
 
 def test_where_no_run_was_begun_auto_finds_none(tmp_path):

@@ -215,21 +215,12 @@ def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
 # --- train ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def second_process(monkeypatch):
-    """Be the second process, on another machine; give what the first one says."""
-
-    def say(text):
-        monkeypatch.setattr(train.distributed, "is_main", lambda: False)
-        monkeypatch.setattr(train.distributed, "rank", lambda: 1)
-        monkeypatch.setattr(train.distributed, "broadcast_text", lambda _: text)
-        monkeypatch.setattr(train, "SECONDS_TO_APPEAR", 0.0)
-
-    return say
-
-
-def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, second_process):
-    second_process(str(tmp_path / "elsewhere"))
+def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, monkeypatch):
+    place = str(tmp_path / "elsewhere")  # as the first process says to the second
+    monkeypatch.setattr(train.distributed, "is_main", lambda: False)
+    monkeypatch.setattr(train.distributed, "rank", lambda: 1)
+    monkeypatch.setattr(train.distributed, "broadcast_text", lambda _: place)
+    monkeypatch.setattr(train, "SECONDS_TO_APPEAR", 0.0)
 
     with pytest.raises(RunError, match=r"run\.dir: process 1 on .* does not see .*elsewhere"):
         train._share_directory(None)
@@ -305,12 +296,6 @@ def state_of(run, step):
     return {"step": run.step.state_dict(), "progress": {"step": step}, "records": {}}
 
 
-def flip(file):
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
 def test_the_best_weights_come_back_or_where_they_are_damaged_their_copy(kept, caplog):
     run, directory, keeping = kept()
     keeping.save_best(3)
@@ -320,7 +305,8 @@ def test_the_best_weights_come_back_or_where_they_are_damaged_their_copy(kept, c
 
     keeping.save(3, state_of(run, 3), with_best=True)
     disturbed(run.model)
-    flip(directory.best / WEIGHTS)
+    content = (directory.best / WEIGHTS).read_bytes()
+    (directory.best / WEIGHTS).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     keeping.load_best()
 
     assert tiny.same(run.model.state_dict(), best)
