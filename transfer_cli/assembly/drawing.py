@@ -74,11 +74,6 @@ log = logging.getLogger(__name__)
 PROBED_STEPS = 1000
 """Steps of a run that only estimates the cost of training: enough for its stages."""
 
-_PROBED_LENGTH = {"loop.flops": None, "loop.steps": PROBED_STEPS}
-
-DEPTH = "model.depth"
-"""The key of a model that may be typed beside `init_from`: so many of its blocks."""
-
 
 def draw_blueprint(
     config: DictConfig,
@@ -121,7 +116,8 @@ def draw_blueprint(
     loop = _with_length_in_steps(
         replace(loop, batch=min(loop.batch, data.counts["main"])), data, shape,
         config.data.get("length"), lambda: draw_blueprint(
-            with_values(config, _PROBED_LENGTH), command, typed, origins, device="meta"
+            with_values(config, {"loop.flops": None, "loop.steps": PROBED_STEPS}),
+            command, typed, origins, device="meta",
         ),
     )  # fmt: skip
     sizes = sizes_of(data.drawn_counts, loop, mixing, config.seed)
@@ -327,10 +323,10 @@ def _starting_point(
     values: bool,
 ) -> StartingPoint:
     """Return what the run starts from, in pretraining perhaps some of its blocks alone."""
-    may_change = {DEPTH} if command == "pretrain" else frozenset[str]()
-    start = open_start(config.init_from, config.get("base"), typed, may_change)
+    depth = {"model.depth"} if command == "pretrain" else set[str]()  # so many of its blocks
+    start = open_start(config.init_from, config.get("base"), typed, may_change=depth)
     if command == "pretrain":
-        asks = any(word.lstrip("+").partition("=")[0] == DEPTH for word in typed)
+        asks = any(word.lstrip("+").partition("=")[0] in depth for word in typed)
         layers = config.student.layers
         start = pick_layers(
             start, None if layers is None else list(layers), config.model.depth if asks else None

@@ -50,8 +50,6 @@ _SPLIT_CHOICES: Mapping[str, Sequence[tuple[str, ...]]] = {
 """What `split` may be but the name of one: sets; the first that the data have is scored.
 Some labelled data have splits of their own, such as MNLI's `mismatched`."""
 
-VALIDATION = "validation"
-
 _INPUT_KEYS = (
     "text", "pair", "label", "delimiter", "encoding", "header", "quotes", "sheet", "format",
     "errors",
@@ -259,8 +257,8 @@ def validation_measures(
     run_config, run = trained.config, RunDirectory(trained.start.folder.parent)
     kind = TextData if trained.start.task is None else TaskData
     source = datasets.build_source(run_config.data, kind)
-    place, choices = DataPlace(run_config.data_dir, run_config.seed), ((VALIDATION,),)
-    split = _encode_splits(source, place, trained, choices, Origins(run, "refuse"))[VALIDATION]
+    place, choices = DataPlace(run_config.data_dir, run_config.seed), [("validation",)]
+    split = _encode_splits(source, place, trained, choices, Origins(run))["validation"]
     batch = inference_batch_size("auto", trained.model, precision.device)
     return {
         name: score(model, trained.objective, split, batch=batch, precision=precision).measures

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FOLDER = "lr-find"
-"""The folder in `run.root` for the folders of range tests."""
-
 
 def find_rate(config: DictConfig, command: str) -> None:
     """Run the test, write its curve and print what it suggests."""
@@ -152,7 +149,7 @@ def _new_folder_path(run: RunConfig, command: str, presets: Mapping[str, str]) -
         return Path(run.dir).expanduser()
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     name = "-".join([stamp, command, presets.get("data", "data"), presets.get("optimizer", "")])
-    root = Path(run.root).expanduser() / FOLDER
+    root = Path(run.root).expanduser() / "lr-find"
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(root / candidate for candidate in names if not (root / candidate).exists())
 

@@ -191,7 +191,8 @@ class _TokenCosts:
         """Return the cost of a token of each depth that may be the best one."""
         if not self.is_compiled:
             return interpolate_costs(self._known)
-        if self.measured and not self._has_time_to_compile():
+        most = COMPILED_SHARE * self.budget.amount
+        if self.measured and main_value(self.compiling) > most:  # no time to compile another
             return {depth: self._known[depth] for depth in self.measured}
         depths = range(self._depths[0], self._depths[-1] + 1)
         return scale_costs(self._known, {depth: self._size(depth) for depth in depths})
@@ -225,9 +226,6 @@ class _TokenCosts:
         if plan.course.loop.compile:
             self.is_compiled, self.compiling = True, COMPILING_SECONDS
             self._known[depth] = guess * self._size(depth)
-
-    def _has_time_to_compile(self) -> bool:
-        return main_value(self.compiling) <= COMPILED_SHARE * self.budget.amount
 
     def measure(self, depth: int, tokens: float) -> None:
         """Measure a token of a depth in a run of so many."""

@@ -21,8 +21,6 @@ from transfer_cli.safe_files import UnreadableError, read_json
 SPENT = "spent"
 """The key of `timing.json`."""
 
-JOULES_OF_KWH = 3.6e6
-
 _PART = 2**40
 """Numbers are exchanged in two parts: a double has 53 bits."""
 
@@ -148,7 +146,7 @@ class Spending:
         joules = joules + self._joules if joules is not None and self._all_metered else None
         kg_co2 = None
         if joules is not None and self._kg_per_kwh is not None:
-            kg_co2 = joules / JOULES_OF_KWH * self._pue * self._kg_per_kwh
+            kg_co2 = joules / 3.6e6 * self._pue * self._kg_per_kwh  # of J to kWh
         return {
             "device_seconds": round(seconds + (self._spent("device_seconds", 0.0) or 0.0), 3),
             "flops": flops + int(self._spent("flops", 0) or 0),
