@@ -38,7 +38,6 @@ from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, flops_of
 from transfer_cli.reports import formats
-from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import available_cores
 from transfer_cli.sweeps.processes import duration_text
 from transfer_cli.terminal import BLANK, Line, Page, Piece, print_out
@@ -82,26 +81,38 @@ def _print_plan(config: DictConfig, command: str) -> None:
     typed = line.overrides
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
-    config = _config_of_run(config, resumed, command, typed)
+    if resumed is not None:
+        config = config_to_resume(config, resumed, command, typed)
+    elif config.get("budget") is not None:
+        from transfer_cli.commands.pretrain_finetune import BUDGET_CHOOSERS  # it trains
+
+        config, _ = BUDGET_CHOOSERS[command](config, command, CommandLine.current())
     drawn = with_prediction(draw_blueprint(config, command, typed, origins, device="meta"))
     blueprint = with_micro_batch(drawn)
-    config = blueprint.config
     for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
-    for name, text in run_facts(blueprint, blueprint.data.encoded()).items():
-        print_out(named_line(name, text))
-    for entry in dialled_keys(config):
-        print_out(named_line(entry.key, str(entry)))
-    for warning in advice(blueprint):
-        print_out(named_line("warning", warning))
+    lines = [
+        *run_facts(blueprint, blueprint.data.encoded()).items(),
+        *((entry.key, str(entry)) for entry in dialled_keys(blueprint.config)),
+        *(("warning", text) for text in advice(blueprint)),
+    ]
     if resumed is not None and (course := course_change_text(resumed, blueprint)):
-        print_out(named_line("resume", course))
+        lines.append(("resume", course))
+    for name, text in lines:
+        print_out(named_line(name, text))
+    _print_cost(blueprint, command, typed, origins, steps)
+
+
+def _print_cost(
+    blueprint: Blueprint, command: str, typed: Sequence[str], origins: Origins, steps: int | None
+) -> None:
+    """Print what all steps compute, and how long they take by some, or why none was taken."""
     of_weights = sum(
         size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES_PREFIX)
     )
     length = blueprint.most_tokens
-    processes, most = num_processes(config.devices), available_cores()
+    processes, most = num_processes(blueprint.config.devices), available_cores()
     too_many = processes > most and blueprint.precision.device.type == "cpu"
     if too_many or steps == 0 or (steps is None and of_weights > MOST_BYTES):
         print_out(named_line("flops", _flops_text(blueprint, *full_text_costs(blueprint, length))))
@@ -121,19 +132,6 @@ def _print_plan(config: DictConfig, command: str) -> None:
     costs = costs or _measured_flops(run, measured)
     print_out(named_line("flops", _flops_text(blueprint, *costs)))
     print_out(named_line("time", _time_text(run, blueprint, measured)))
-
-
-def _config_of_run(
-    config: DictConfig, resumed: RunDirectory | None, command: str, typed: Sequence[str]
-) -> DictConfig:
-    """Return the config of the run: the one that is resumed, or what its budget chooses."""
-    if resumed is not None:
-        return config_to_resume(config, resumed, command, typed)
-    if config.get("budget") is None:
-        return config
-    from transfer_cli.commands.pretrain_finetune import BUDGET_CHOOSERS  # it trains
-
-    return BUDGET_CHOOSERS[command](config, command, CommandLine.current())[0]
 
 
 plan_pretrain = partial(plan, command="pretrain")
