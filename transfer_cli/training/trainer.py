@@ -112,26 +112,23 @@ class SplitScorer:
 
     def measures(self, name: str) -> dict[str, float]:
         """Return the measures of a split: those of the main loss, of others by their names."""
-        scores = self.score(self._run.blueprint.network.losses[0], self._run.data.splits[name])
-        return scores.measures | self._further_measures(name)
+        return self._all_scores(name, None).measures
 
     def score_with_examples(self, name: str) -> SplitScores:
         """Return the scores of a split with the same measures, and what became of its examples."""
-        split = self._run.data.splits[name]
-        collector = examples.outcome_collector(split)
-        scores = self.score(self._run.blueprint.network.losses[0], split, collector)
-        return SplitScores(
-            replace(scores, measures=scores.measures | self._further_measures(name)), collector
-        )
+        collector = examples.outcome_collector(self._run.data.splits[name])
+        return SplitScores(self._all_scores(name, collector), collector)
 
-    def _further_measures(self, name: str) -> dict[str, float]:
-        measures: dict[str, float] = {}
-        for loss in self._run.blueprint.network.losses[1:]:
+    def _all_scores(self, name: str, collector: EachExample | None) -> Scores:
+        main, *further = self._run.blueprint.network.losses
+        scores = self.score(main, self._run.data.splits[name], collector)
+        measures = dict(scores.measures)
+        for loss in further:
             split = self._run.prepared[loss.stream].splits.get(name)
             if split is not None:
                 of_loss = self.score(loss, split).measures
                 measures |= {f"{loss.name}/{metric}": value for metric, value in of_loss.items()}
-        return measures
+        return replace(scores, measures=measures)
 
     def samples(self) -> str:
         """Return a few predictions on the validation split as a table."""

@@ -238,18 +238,15 @@ def test_the_signal_that_ended_a_process_is_named(number, name):
     )  # fmt: skip
 
 
-def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
+@pytest.mark.parametrize("folder", ["it's", 'say "hi"', "a,b=[c]", "tail\\", "two\nlines", "ü%$x"])
+def test_started_processes_get_what_was_typed_and_the_directory_of_their_job(folder):
     typed = ["seed=1", "run.dir=all"]
 
-    assert workers.worker_overrides(typed, None) == typed
-    assert workers.worker_overrides(typed, "all/job 3") == ["seed=1", "run.dir='all/job 3'"]
+    kept, word = workers.worker_overrides(typed, folder)
 
-
-@pytest.mark.parametrize("folder", ["it's", 'say "hi"', "a,b=[c]", "tail\\", "two\nlines", "ü%$x"])
-def test_the_processes_of_a_job_read_its_folder_as_it_is(folder):
-    [word] = workers.worker_overrides([], folder)
-
+    assert (kept, word.partition("=")[0]) == ("seed=1", "run.dir")
     assert OverridesParser.create().parse_override(word).value() == folder
+    assert workers.worker_overrides(typed, None) == typed
 
 
 @pytest.mark.parametrize(("world", "wanted"), [(None, [False, True]), ("2", [False, False])])
