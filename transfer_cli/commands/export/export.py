@@ -474,6 +474,7 @@ def render_card(measures: Mapping[str, Mapping[str, float]], **values: Any) -> s
 def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
     files = (run.presets, run.timing, run.environment)
     presets, timing, environment = (_read_or({}, read_json, file) for file in files)
+    seen, trained = results.seen, results.parameters.trainable
     facts = {
         "data": presets.get("data"),
         "trained on": _data_files(run),
@@ -482,10 +483,10 @@ def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
         "started from": _started_from(run),
         "seed": results.seed,
         "seen": _format_if_known(
-            "{steps:,} steps, {examples:,} examples, {tokens:,} tokens", asdict(results.seen)
+            "{:,} steps, {:,} examples, {:,} tokens", seen.steps, seen.examples, seen.tokens
         ),
         "parameters that trained": _format_if_known(
-            "{trainable:,} of {total:,}", asdict(results.parameters)
+            "{:,} of {:,}", trained, results.parameters.total
         ),
         "seconds": timing.get("seconds"),
         "trained until": timing.get("ended"),
@@ -509,11 +510,8 @@ def _data_files(run: RunDirectory) -> str:
     )
 
 
-def _format_if_known(sentence: str, numbers: Any) -> str | None:
-    try:
-        return sentence.format_map(numbers)
-    except (TypeError, KeyError, ValueError, IndexError, AttributeError):
-        return None
+def _format_if_known(sentence: str, *numbers: int | None) -> str | None:
+    return None if None in numbers else sentence.format(*numbers)
 
 
 def _started_from(run: RunDirectory) -> str | None:
