@@ -238,8 +238,7 @@ def _score_split(
     scored = partial(score, model, trained.objective, batch=batch, precision=precision)
     scores = with_unseen(scored(split, each=by_example), split, scored)
     if by_example is not None:
-        prepared = datasets.PreparedData({split.name: split}, task)
-        split_items = collect_items(split, prepared, by_example)
+        split_items = collect_items(split, task, by_example)
         if items is not None:
             items += split_items
         if task is not None:

@@ -229,7 +229,7 @@ def final_measures(
         scored = (validation if name == "validation" else None) or scorer.score_with_examples(name)
         score = partial(scorer.score, run.blueprint.network.losses[0])
         scores[name] = examples.with_unseen(scored.scores, data.splits[name], score)
-        items_of_split = examples.collect_items(data.splits[name], data, scored.each)
+        items_of_split = examples.collect_items(data.splits[name], data.task, scored.each)
         if data.task is not None and items_of_split:
             for loss in run.blueprint.network.losses:
                 slices, key = getattr(loss.objective, "parts", {}), f"losses.{loss.name}"

@@ -97,10 +97,13 @@ EXAMPLES = (
 LABELS = ("number", "place")
 
 
-def noted_items(split, outcomes, data=None):
+TASK = ClassificationTask(LABELS)
+
+
+def noted_items(split, outcomes, task=TASK):
     notes = items.outcome_collector(split)
     notes.note([(Portion.of(np.arange(len(split.data))), outcomes)])
-    return items.collect_items(split, data or PreparedData({}, ClassificationTask(LABELS)), notes)
+    return items.collect_items(split, task, notes)
 
 
 @pytest.fixture
@@ -139,10 +142,7 @@ def test_texts_whose_states_are_kept_are_found_too(split):
 def test_a_language_model_has_no_labels(split):
     outcomes = ExampleResults(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([2, 3, 4]))
 
-    labelled, block = (
-        noted_items(split, outcomes),
-        noted_items(blocks(), outcomes, PreparedData({})),
-    )
+    labelled, block = noted_items(split, outcomes), noted_items(blocks(), outcomes, None)
 
     for item in (*labelled, *block):
         assert (item.label, item.predicted, item.probability) == ("", "", 0.0)
@@ -157,7 +157,7 @@ def test_of_many_examples_no_texts_are_kept_and_of_very_many_nothing(split, monk
 
     monkeypatch.setattr(items, "MOST_ITEMS", 2)
     assert items.outcome_collector(split) is None
-    assert items.collect_items(split, PreparedData({}, ClassificationTask(LABELS)), None) == []
+    assert items.collect_items(split, TASK, None) == []
     assert "nothing of the test split, which has more than 2 examples" in caplog.text
 
 
@@ -168,7 +168,7 @@ def blocks():
 
 
 def test_words_are_compared_on_so_many_examples_at_most(split, monkeypatch):
-    data = PreparedData({"train": split, "test": split}, ClassificationTask(LABELS))
+    data = PreparedData({"train": split, "test": split}, TASK)
     whole = items.linear_baseline(data, "test")
     monkeypatch.setattr(items, "MAX_BASELINE_EXAMPLES", 2)
     some = items.linear_baseline(data, "test")
