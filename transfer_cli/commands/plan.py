@@ -244,7 +244,7 @@ def _measure_sequences(run: "TrainingRun") -> _StepCost | None:
 def _measure_whole_steps(run: "TrainingRun", most: int, patience: float) -> _StepCost:
     """Return what some steps take, short and long ones, as many as there is patience for."""
     loader, seconds, tokens = _loader(run, run.micro_batch), list[float](), 0
-    numbers = _steps_of_all_lengths(run, loader, most)
+    numbers = _steps_of_all_lengths(run, most)
     run.tally.take_flops()
     while len(seconds) < most and sum(seconds) < patience:
         batches = loader.load(numbers[len(seconds)])
@@ -256,7 +256,7 @@ def _measure_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Ste
     return _StepCost(min(known), max(known), of_what, tokens, len(seconds))
 
 
-def _steps_of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> list[int]:
+def _steps_of_all_lengths(run: "TrainingRun", most: int) -> list[int]:
     """Return the numbers of steps to take: of texts in order the first ones, else of each length.
 
     The first is one of middle length, which warms up; then come those that differ most from it.
