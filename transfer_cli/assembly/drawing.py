@@ -44,9 +44,9 @@ from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_teachers, open_teachers
 from transfer_cli.config.build import TARGET, build, class_of
-from transfer_cli.config.check_training import base_lr, check_init_from
-from transfer_cli.config.decided import with_values
+from transfer_cli.config.decided import base_lr, with_values
 from transfer_cli.config.flat import flat_items
+from transfer_cli.config.models import check_init_from
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.mixture import Mixture, mixture_epoch_steps

@@ -20,7 +20,7 @@ from transfer_cli.assembly.losses import (
 )
 from transfer_cli.assembly.model import apply_edits, build_model, edit_nodes
 from transfer_cli.assembly.optimizer import parameter_groups
-from transfer_cli.config.check_training import base_lr
+from transfer_cli.config.decided import base_lr
 from transfer_cli.config.describe import options
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups
