@@ -112,7 +112,6 @@ def _finding_blocks(finding: Finding) -> Iterator[Renderable]:
 
 
 def _build_analyses(nodes: Mapping[str, Any] | None) -> Mapping[str, Analysis]:
-    """Return the analyses that are asked for, by the names of their options."""
     if not nodes:
         raise ConfigError(
             "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "

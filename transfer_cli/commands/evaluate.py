@@ -391,7 +391,6 @@ def _file_splits(config: EvaluateConfig, file: Any, trained: TrainedModel) -> Ma
 
 
 def _numbered_as_run(data: LabelledData, trained: TrainedModel) -> LabelledData:
-    """Return data with the labels of a run."""
     theirs, task = datasets.task_of_data(data), trained.start.task
     if task is not None and theirs.name != task.name:
         raise DataError(

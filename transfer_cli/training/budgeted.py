@@ -270,7 +270,6 @@ class _TokenCosts:
         return plan, length
 
     def _cost(self, plan: Blueprint, length: int) -> float:
-        """Return what a token costs in a run."""
         if self.budget.unit == "flop":
             return float(training_flops(plan.model, length))
         place, key = cache_folder(self._config.data_dir) / SPEEDS, _speed_key(plan)

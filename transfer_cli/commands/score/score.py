@@ -328,7 +328,6 @@ class Prompter:
         return self._with_room(example, shots, gaps)[0]
 
     def _single_token(self, answer: str) -> int:
-        """Return the one token of an answer."""
         tokenizer = self.trained.start.tokenizer
         tokens = tokenizer.encode(answer)
         if len(tokens) != 1 or tokens[0] == tokenizer.unk:
