@@ -41,7 +41,7 @@ from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.terminal import Page, print_line, print_out
 from transfer_cli.training.console import label_score_blocks
 from transfer_cli.training.examples import collect_items, slice_scores, with_unseen
-from transfer_cli.training.workers import in_process_group
+from transfer_cli.training.process_group import in_process_group
 
 _SPLIT_CHOICES: Mapping[str, Sequence[tuple[str, ...]]] = {
     "auto": (("test",), ("validation",)),

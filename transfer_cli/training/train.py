@@ -27,10 +27,10 @@ from transfer_cli.runs.atomic import as_run_error, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
 from transfer_cli.training.checkpoints import DESCRIPTION_FILES, describe_model
+from transfer_cli.training.process_group import in_process_group
 from transfer_cli.training.resume import same_threads
 from transfer_cli.training.spending import Meter, Spending, device_meter
 from transfer_cli.training.trainer import Trainer
-from transfer_cli.training.workers import in_process_group
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.checkpoint import newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training import train, workers
+from transfer_cli.training import process_group, train, workers
 from transfer_cli.training.checkpoints import CheckpointWriter, describe_model
 from transfer_cli.training.resume import course_change_text
 
@@ -258,11 +258,11 @@ def test_only_a_process_that_no_torchrun_has_started_starts_others(monkeypatch, 
 
 def test_processes_with_other_configs_are_refused(monkeypatch):
     monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, text])
-    workers._check_same_config("seed: 0")
+    process_group._check_same_config("seed: 0")
 
     monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, "another"])
     with pytest.raises(RunError, match=r"^process 1 of 2 has another config or version"):
-        workers._check_same_config("seed: 0")
+        process_group._check_same_config("seed: 0")
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
