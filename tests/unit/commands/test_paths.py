@@ -170,11 +170,20 @@ def test_the_license_is_left_to_whoever_publishes():
     assert "To be filled in by whoever publishes this model" in text
 
 
-@pytest.mark.parametrize("different", [0, -3, 1e400, float("nan"), 7, "many"])
-def test_a_card_tells_of_no_more_texts_than_were_scored_and_of_one_at_least(different):
-    results = Results(more={"by_words": {"different": different}})
+@pytest.mark.parametrize(
+    ("different", "texts"),
+    [(2, 2), (1, 1), *((wrong, 4) for wrong in (0, -3, 1e400, float("nan"), 7, "many"))],
+)
+def test_a_card_tells_of_no_more_texts_than_were_scored_and_of_one_at_least(different, texts):
+    results = Results(more={"by_words": {"different": different, "scored": 4}})
 
-    assert _accuracy_sentence(results, [[1, 0], [0, 1]]).endswith("by 2 texts.")
+    assert _accuracy_sentence(results, [[2, 0], [0, 2]]).endswith(f"by {texts} texts.")
+
+
+def test_of_more_texts_than_a_linear_model_saw_a_card_tells_of_the_same_share():
+    results = Results(more={"by_words": {"different": 9, "scored": 10}})
+
+    assert _accuracy_sentence(results, [[100, 0], [0, 100]]).endswith("by 180 texts.")
 
 
 @pytest.mark.parametrize("heads", [{"0": 1.0}, [{}], [[0.5]], "all", None])

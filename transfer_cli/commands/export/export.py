@@ -45,7 +45,7 @@ from transfer_cli.interop.saving import write_beside_graph, write_folder, write_
 from transfer_cli.interop.sentence_folder import SentenceModules, write_modules
 from transfer_cli.interop.targets import Ours
 from transfer_cli.interop.vocabulary import TOKENIZER_FILE
-from transfer_cli.metrics import wilson_interval, without_details
+from transfer_cli.metrics import without_details
 from transfer_cli.model.added import merge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import check_finite
@@ -59,6 +59,7 @@ from transfer_cli.runs.class_scores import (
     MOST_LISTED,
     TITLES,
     Counts,
+    accuracy_interval,
     class_scores,
     count_table,
     describe_confusions,
@@ -66,7 +67,7 @@ from transfer_cli.runs.class_scores import (
 )
 from transfer_cli.runs.directory import HUB, PARTS, RunDirectory
 from transfer_cli.runs.results import Results
-from transfer_cli.runs.untrusted import is_number, nested, nested_mapping
+from transfer_cli.runs.untrusted import nested_mapping
 from transfer_cli.safe_files import (
     in_one_line,
     markdown_code,
@@ -442,10 +443,7 @@ def _label_table(results: Results) -> dict[str, Any]:
 def _accuracy_sentence(results: Results, confusion: Counts) -> str:
     """Return how often new texts get the right label, as far as the scored ones tell."""
     total, right = sum(map(sum, confusion)), sum(row[at] for at, row in enumerate(confusion))
-    # A text that stands there twice says no more than once.
-    different = nested(results.more, "by_words", "different")
-    texts = int(min(different, total)) if is_number(different) and different >= 1 else total
-    low, high = wilson_interval(round(right * texts / total), texts)
+    low, high, texts = accuracy_interval(confusion, results.more.get("by_words"))
     return (
         f"The accuracy of {right / total:.3f} has a 95 % interval of {low:.3f} to {high:.3f}, by "
         f"{texts:,} texts."
