@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import configs
+from tests.configs import ADAPTERS, FRESH_TOP, LORA, ONLY_LORA, THAW
 from transfer_cli.adaptation import edits
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.drawing import draw_blueprint, sizes_of
@@ -146,18 +147,11 @@ def pooling_of(layout):
 
 # --- edits and stages --------------------------------------------------------------------------
 
-LORA = {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}
-ADAPTERS = {"_target_": f"{configs.EDITS}.Adapters", "size": 2}
-FRESH_TOP = {"_target_": f"{configs.EDITS}.FreshTop", "blocks": 1}
-NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
-
 
 @pytest.fixture(scope="module")
 def with_lora(tmp_path_factory, pretrained):
     folder = tmp_path_factory.mktemp("lora")
-    config = configs.following(
-        pretrained, folder, adaptation__edits={"lora": LORA}, adaptation__plan=NEW_WEIGHTS
-    )
+    config = configs.following(pretrained, folder, **ONLY_LORA)
     return configs.run(config, "finetune", folder / "run").path
 
 
@@ -257,10 +251,10 @@ def test_without_weights_a_run_is_laid_out_the_same(laid_out, pretrained, classi
 # --- warm-up -----------------------------------------------------------------------------------
 
 
-THAW = {
-    "_target_": f"{configs.PLANS}.SequentialUnfreezing", "new": "3 steps", "upper": "4 steps",
-}  # fmt: skip
-EACH = {"adaptation__plan": THAW, "adaptation__schedule_per": "stage"}
+EACH = {
+    "adaptation__plan": {**THAW, "new": "3 steps", "upper": "4 steps"},
+    "adaptation__schedule_per": "stage",
+}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests import configs, tiny
+from tests.configs import ADAPTERS, FRESH_TOP, LORA
 from transfer_cli import tasks
-from transfer_cli.adaptation.edits import LoRA
+from transfer_cli.adaptation import edits
 from transfer_cli.assembly.losses import (
     bind_losses,
     build_objectives,
@@ -32,9 +33,6 @@ from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 
 SIZE = tiny.VOCABULARY.size
-ADAPTERS = {"_target_": f"{configs.EDITS}.Adapters", "size": 2}
-LORA = {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}
-FRESH_TOP = {"_target_": f"{configs.EDITS}.FreshTop", "blocks": 1}
 MIX = {"_target_": f"{configs.EDITS}.MixLayers"}
 
 
@@ -247,7 +245,7 @@ def test_every_parameter_is_in_one_group_and_vectors_do_not_decay():
 @pytest.mark.parametrize("dora", [False, True])
 def test_the_second_matrix_of_lora_has_a_rate_of_its_own(dora):
     model = tiny.model()
-    LoRA(lr_ratio=16.0, dora=dora)(model, {})
+    edits.LoRA(lr_ratio=16.0, dora=dora)(model, {})
 
     groups = parameter_groups(model, layer_groups(model, set()), Geometric(2.0))
 

@@ -8,6 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from tests import configs, tiny
+from tests.configs import ONLY_LORA, THAW
 from transfer_cli.adaptation.penalties import L2SP
 from transfer_cli.assembly import memory_estimate
 from transfer_cli.assembly.memory_estimate import memory_parts
@@ -24,9 +25,6 @@ from transfer_cli.model.weights import backbone_hash, read_weights
 from transfer_cli.runs.directory import RunDirectory
 
 HEADS = {"_target_": f"{configs.PLANS}.Only", "train": ["head.*"]}
-NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
-THAW = {"_target_": f"{configs.PLANS}.SequentialUnfreezing"}
-LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
 
 
 @pytest.fixture
@@ -202,7 +200,7 @@ def test_the_optimizer_of_a_run_knows_whether_its_penalty_replaces_weight_decay(
 
 
 def test_trained_weights_alone_refer_to_the_backbone_they_were_trained_on(put, pretrained):
-    run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store="trained")
+    run = put(**ONLY_LORA, adaptation__store="trained")
 
     assert run.base_hash == backbone_hash(read_weights(pretrained / "model"))
     assert run.blueprint.omitted_weights == {n for n, _ in run.model.named_parameters()
@@ -219,7 +217,7 @@ def test_what_trains_in_any_stage_is_stored(put):
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_otherwise_everything_is_stored(put, store):
-    run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store=store)
+    run = put(**ONLY_LORA, adaptation__store=store)
 
     assert (run.base_hash, run.blueprint.omitted_weights) == (None, frozenset())
 
@@ -252,7 +250,7 @@ def test_states_of_a_frozen_backbone_are_computed_once(put):
      {"adaptation__plan": {"_target_": f"{configs.PLANS}.Only", "train": ["head.*", "block.1"]}},
      {"adaptation__plan": {"_target_": f"{configs.PLANS}.ChainThaw", "every": "1 steps"},
       "loop__steps": 9},
-     {"adaptation__edits": LORA, "adaptation__plan": NEW_WEIGHTS},
+     ONLY_LORA,
      {"init": "scratch"}],
     ids=["all train", "switched off", "a block trains", "later stages train", "lora", "scratch"],
 )  # fmt: skip

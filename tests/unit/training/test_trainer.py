@@ -30,10 +30,6 @@ from transfer_cli.training.checkpoints import CheckpointWriter, describe_model
 from transfer_cli.training.resume import course_change_text
 
 CPU = Precision("fp32", torch.device("cpu"))
-LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
-ONLY_LORA = {
-    "adaptation__edits": LORA, "adaptation__plan": {"_target_": f"{configs.PLANS}.NewWeights"},
-}  # fmt: skip
 TOO_FAST = {"optimizer__lr": 1.0, "loop__steps": 6}
 """The loss goes down and up again."""
 
@@ -198,7 +194,7 @@ def test_the_rate_ahead_is_told_though_the_run_was_once_cut_short(jumping, tmp_p
 
 def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
     base = shutil.copytree(pretrained, tmp_path / "base")
-    config = configs.following(base, tmp_path, **ONLY_LORA, adaptation__store="trained",
+    config = configs.following(base, tmp_path, **configs.ONLY_LORA, adaptation__store="trained",
                                checkpoint__every="1 steps", checkpoint__keep=0)  # fmt: skip
     run = configs.run(config, "finetune", tmp_path / "run")
     cut = cut_back(run, tmp_path / "cut", 2)
@@ -327,7 +323,7 @@ def test_the_newest_checkpoint_is_found_and_old_ones_go(kept):
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tmp_path, store):
-    run, directory, keeping = kept(**ONLY_LORA, adaptation__store=store)
+    run, directory, keeping = kept(**configs.ONLY_LORA, adaptation__store=store)
     tiny.lively(run.model)
     batch = run.data.splits["train"].data.batch(range(4))
     run.model.eval()
@@ -341,7 +337,7 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tm
     merged = store == "merged"
     assert any(".lora." in name for name in stored) is not merged
     assert ("lora" in read_description(directory.model).edits) is not merged
-    edits = {} if merged else LORA
+    edits = {} if merged else {"lora": configs.LORA}
     fresh = configs.following(pretrained, tmp_path, adaptation__edits=edits)
     model = build_run(fresh, "finetune").model.eval()
     model.load_state_dict(stored)
@@ -352,7 +348,7 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tm
 
 
 def test_checkpoints_of_a_folded_model_keep_their_own_description(kept):
-    run, directory, keeping = kept(**ONLY_LORA, adaptation__store="merged")
+    run, directory, keeping = kept(**configs.ONLY_LORA, adaptation__store="merged")
     keeping.save(1, state_of(run, 1), with_best=False)
     stored = keeping.tensors()
     for _ in range(2):  # a run may finish twice: each time with the weights of a checkpoint
