@@ -18,7 +18,7 @@ from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.engine.evaluation import index_batches, inference_batch_size
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modules
 from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.objectives.base import Encoding
@@ -48,9 +48,7 @@ class SentenceVectors:
         normalize: bool | None = None,
         batch: int | str = "auto",
     ) -> None:
-        if pooling not in (*get_args(Pooling), "auto"):
-            known = ", ".join(get_args(Pooling))
-            raise ConfigError(f"pooling: {pooling!r} is none; there are auto, {known}")
+        one_of("pooling", pooling, ("auto", *get_args(Pooling)))
         if opened.start.graph is not None and opened.start.graph.has_head:
             raise ConfigError(
                 f"run: {opened.path} is an ONNX graph that gives answers, and vectors are made of "

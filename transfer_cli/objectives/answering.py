@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch, Counts, Sums, batch_size
 from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives import confidence
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
@@ -129,6 +130,21 @@ class UnitObjective(Answering):
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
         self.class_weights = ClassWeights.from_option(self.class_weight, info)
+        self._check_confidence(info)
+
+    def _check_confidence(self, info: TaskInfo) -> None:
+        """Refuse what says when not to answer where it cannot be fitted."""
+        if self.abstain is not None and not 0 < self.abstain < 1:
+            raise ConfigError(
+                f"{info.key}.abstain is {self.abstain:g}, expected the share of answers that is to "
+                "be right, between 0 and 1, such as 0.95"
+            )
+        why = "" if info.main is None else "it is for the main objective"
+        if not info.validates:
+            why = "there is no validation split to fit it on"
+        wanted = {"abstain": self.abstain is not None, "calibrate": self.calibrate is True}
+        for name in (name for name, is_wanted in wanted.items() if why and is_wanted):
+            raise ConfigError(f"{info.key}.{name}: {why}; leave it out")
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         weights = self.class_weights

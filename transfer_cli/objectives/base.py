@@ -48,6 +48,7 @@ class TaskInfo:
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
         train: The training examples of a run that begins, if they have labels.
         stream: The stream of batches that the loss reads.
+        validates: Whether its data have a validation split.
     """
 
     vocabulary: "Tokenizer"
@@ -58,6 +59,7 @@ class TaskInfo:
     pairs: str | None = None
     train: Sequence[Any] = field(default=(), repr=False, compare=False)
     stream: str = "main"
+    validates: bool = True
 
     @property
     def key(self) -> str:

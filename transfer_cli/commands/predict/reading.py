@@ -33,7 +33,6 @@ WINDOW_CHARACTERS = 2**20
 """After how many characters a window is full. Encoding can take 400 bytes of memory for each."""
 
 _CHUNK_BYTES = 2**16
-_NO_COLUMNS: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,16 @@ class Columns:
     submission: Submission | None = None
 
     @property
-    def pair(self) -> str | None:
-        """The column of the second text."""
-        return self.chosen.pair
-
-    @property
     def names(self) -> set[str]:
         """The columns that are read."""
-        texts = self.chosen.texts or (self.chosen.text,)
-        return {*texts, *self.task.columns, *([] if self.pair is None else [self.pair])}
+        texts, pair = self.chosen.texts or (self.chosen.text,), self.chosen.pair
+        return {*texts, *self.task.columns, *([] if pair is None else [pair])}
 
     def row_of(self, record: Record, name: str) -> Row:
         """Return the row that a record is."""
         whole = self.chosen.join_texts(record, name)
-        example = self.task.read(whole, self.chosen.text, self.pair, name)
-        kept = _NO_COLUMNS
+        example = self.task.read(whole, self.chosen.text, self.chosen.pair, name)
+        kept: Mapping[str, object] = {}
         if self.keep or self.submission:
             names = self.names
             kept = {key: value for key, value in record.fields.items() if key not in names}

@@ -328,7 +328,6 @@ class Prompter:
         return self._with_room(example, shots, gaps)[0]
 
     def _single_token(self, answer: str) -> int:
-        """Return the one token of an answer."""
         tokenizer = self.trained.start.tokenizer
         tokens = tokenizer.encode(answer)
         if len(tokens) != 1 or tokens[0] == tokenizer.unk:
@@ -420,11 +419,11 @@ class PromptedData:
             ]
         chosen = "calibrated" if self._asked.calibrate else norm
         labels_B = np.array([example.label for example in examples])
-        measures, tables, metrics = _task_measures(variants[chosen], labels_B, self._task)
-        names = [f"accuracy_{name}" for name in variants]
-        for name, shares_BC in zip(names, variants.values(), strict=True):
-            measures[name] = _task_measures(shares_BC, labels_B, self._task)[0]["accuracy"]
-        others = [Metric(name, higher_is_better=True, unit="fraction") for name in names]
+        scored = {name: _task_measures(of, labels_B, self._task) for name, of in variants.items()}
+        measures, tables, metrics = scored[chosen]
+        accuracies = {f"accuracy_{name}": of["accuracy"] for name, (of, *_) in scored.items()}
+        measures |= accuracies
+        others = [Metric(name, higher_is_better=True, unit="fraction") for name in accuracies]
         items = list(map(self._item, itertools.count(), examples, variants[chosen]))
         predicted = Counter(item.predicted for item in items)
         total, right = len(items), round(measures["accuracy"] * len(items))
