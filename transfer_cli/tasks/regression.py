@@ -20,6 +20,7 @@ from transfer_cli.data.records import NUMBER_MARKS, Record, plain_number
 from transfer_cli.data.wanted import Chosen
 from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
+from transfer_cli.objectives.confidence import ROUNDING
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task, TextsTask
 from transfer_cli.tasks.table import Table, TableRow
@@ -118,11 +119,7 @@ class RegressionTask(TextsTask):
         """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
         predicted = [float(row["value"]) for windows in rows.values() for row in windows.values()]
         given = [data.examples[example].value for example in rows]
-        correlations = {
-            "pearson": correlation(predicted, given),
-            "spearman": correlation(average_ranks(predicted), average_ranks(given)),
-        }
-        return {name: value for name, value in correlations.items() if value is not None}
+        return correlations(predicted, given, self.scale)
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
@@ -153,6 +150,22 @@ def format_number(value: float, scale: float = math.inf) -> str:
     """Return a number as it is written: with the digits of float32, more if many deviations off."""
     more = math.log10(min(1e8, max(1, abs(value) / scale)))
     return f"{value:.{7 + int(more)}g}"
+
+
+def correlations(
+    predicted: Sequence[float], given: Sequence[float], scale: float = 1.0
+) -> dict[str, float]:
+    """Return `pearson` and `spearman`; what is undefined is left out.
+
+    Both are undefined where the answers differ by no more than rounding does, beside `scale`.
+    """
+    if np.ptp(predicted) <= ROUNDING * scale:
+        return {}
+    found = {
+        "pearson": correlation(predicted, given),
+        "spearman": correlation(average_ranks(predicted), average_ranks(given)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def correlation(

@@ -17,6 +17,7 @@ from transfer_cli.tasks.regression import (
     RegressionTask,
     average_ranks,
     correlation,
+    correlations,
 )
 from transfer_cli.tasks.samples import EmbeddedSample
 
@@ -24,20 +25,23 @@ TASK = RegressionTask(mean=2.0, scale=0.5)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "pearson", "spearman"),
+    ("said", "given", "scale", "expected"),
     [
-        ([1, 2, 3, 4], [1, 2, 3, 5], 0.98270, 1.0),
-        ([1, 2, 2, 3], [1, 2, 3, 4], 0.94868, 0.94868),
-        ([1, 2, 3], [3, 2, 1], -1.0, -1.0),
-        ([1, 1, 1], [1, 2, 3], None, None),
-        ([5], [5], None, None),
+        ([1, 2, 3, 4], [1, 2, 3, 5], 1, (0.98270, 1.0)),
+        ([1, 2, 2, 3], [1, 2, 3, 4], 1, (0.94868, 0.94868)),
+        ([1, 2, 3], [3, 2, 1], 1, (-1.0, -1.0)),
+        ([1, 1, 1], [1, 2, 3], 1, ()),
+        ([1, 2, 3], [1, 1, 1], 1, ()),
+        ([5], [5], 1, ()),
+        ([2, 2 + 1e-7, 2 - 1e-7], [1, 2, 3], 1, ()),  # but for rounding the same
+        ([2, 2 + 1e-7, 2 + 2e-7], [1, 2, 3], 1e-6, (1.0, 1.0)),
     ],
 )
-def test_correlations_of_known_numbers(first, second, pearson, spearman):
-    ranks = correlation(average_ranks(first), average_ranks(second))
+def test_correlations_of_known_numbers(said, given, scale, expected):
+    measured = correlations(said, given, scale)
 
-    assert correlation(first, second) == (pearson and pytest.approx(pearson, abs=1e-5))
-    assert ranks == (spearman and pytest.approx(spearman, abs=1e-5))
+    names = ("pearson", "spearman")
+    assert measured == pytest.approx(dict(zip(names, expected, strict=False)), abs=1e-5)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import DECIMALS, Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.regression import average_ranks, correlation, format_number, number_problem
+from transfer_cli.tasks.regression import correlations, format_number, number_problem
 from transfer_cli.tasks.similarity.retrieval import retrieval_measures
 from transfer_cli.tasks.table import Table, TableRow
 
@@ -171,13 +171,13 @@ class SimilarityTask(Task):
         row_of = {at: row for at, windows in rows.items() for row in windows.values()}
         if not all("vectors" in row for row in row_of.values()):
             given = [data.examples[at].value for at in row_of]
-            correlations: dict[str, float | None] = {}
-            ranks = average_ranks(given)
-            for name, place in parts.items():
-                cosines = [row["cosine"][place] for row in row_of.values()]
-                correlations[f"spearman{name}"] = correlation(average_ranks(cosines), ranks)
-                correlations[f"pearson{name}"] = correlation(cosines, given)
-            return {name: value for name, value in correlations.items() if value is not None}
+            return {
+                f"{measure}{name}": value
+                for name, place in parts.items()
+                for measure, value in correlations(
+                    [row["cosine"][place] for row in row_of.values()], given
+                ).items()
+            }
         anchors, documents = dict[str, Any](), dict[str, Any]()
         relevant = defaultdict[str, set[str]](set)
         for at, row in row_of.items():
