@@ -257,8 +257,8 @@ class MultilabelTask(TextsTask):
 def best_f1_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bool_]) -> float:
     """Return the threshold with the highest F1 of a label; of equal ones the highest.
 
-    It is halfway between two probabilities, so that rounding decides nothing. Without an example of
-    the label it is 0.5.
+    It is halfway between two probabilities that differ by more than rounding. Without an example
+    of the label it is 0.5.
 
     Args:
         shares_N: The label's probability for each example.
@@ -271,7 +271,10 @@ def best_f1_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np
     predicted_N = np.arange(1, len(order) + 1)
     f1_N = 2 * given_N[order].cumsum() / (predicted_N + given_N.sum())
     below_N = np.append(sorted_N[1:], 0.0)
-    f1_N[sorted_N == below_N] = -1  # equal probabilities are said together
+    # Probabilities that are equal but for rounding are said together, and 0 is never.
+    is_apart_N = sorted_N - below_N > confidence.ROUNDING
+    is_apart_N[-1] = sorted_N[-1] > 0
+    f1_N[~is_apart_N] = -1
     best = int(f1_N.argmax())
     return float((sorted_N[best] + below_N[best]) / 2)
 
