@@ -89,6 +89,15 @@ class SpanTask(Task):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
 
+    def text_column(self, names: Sequence[str], name: str) -> None:
+        """Return None; SQuAD's own tree of articles is no table of questions."""
+        if "paragraphs" in names:
+            raise DataError(
+                f"{name} is SQuAD's tree of articles; transfer evaluate reads it, and predict a "
+                "line of JSON for each question: jq -c '.data[].paragraphs[] | {context} + "
+                "(.qas[] | {id, question})' writes them."
+            )
+
     def read(self, record: Record, text: str, pair: str | None, name: str) -> SpanExample:
         if pair is None:
             raise DataError(
