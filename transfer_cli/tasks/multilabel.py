@@ -3,6 +3,7 @@
 Legend: N texts, B batch, C labels, K labels of a text at most.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -308,16 +309,14 @@ class LabelsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, separator=self._mark)
 
-    def read_label(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> tuple[str, ...]:
+    def read_label(self, record: Record, columns: Chosen, name: str) -> tuple[str, ...]:
         if columns.labels:
             return tuple(label for label in columns.labels if _has_label(record, label, name))
         names = [
             label_of(Record(record.line, {columns.label: part}), columns.label, name)
             for part in split_labels(value_of(record, columns.label, name), self._mark)
         ]
-        return tuple(labels.setdefault(label, label) for label in dict.fromkeys(names))
+        return tuple(map(sys.intern, dict.fromkeys(names)))
 
     def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
         return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line, row.file)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.encoded_task import have_answers
-from transfer_cli.data.records import NUMBER_MARKS, Record, plain_number
+from transfer_cli.data.records import NUMBER_MARKS, Record, label_of, plain_number
 from transfer_cli.data.wanted import Chosen
 from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
@@ -197,15 +197,16 @@ class NumberTable(Table):
     task: ClassVar[type[Task]] = RegressionTask
     numbers: ClassVar[bool] = True
     named: ClassVar[bool] = False
-    most_labels: ClassVar[float] = math.inf
 
-    def read_label(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> float:
-        written = super().read_label(record, columns, name, labels)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._first_with_mark = dict[tuple[str, str], str]()
+
+    def read_label(self, record: Record, columns: Chosen, name: str) -> float:
+        written = label_of(record, columns.label, name)
         for mark in (mark for mark, form in NUMBER_MARKS.items() if form.fullmatch(written)):
-            labels.setdefault(mark, written)
-            if other := labels.get("." if mark == "," else ","):
+            self._first_with_mark.setdefault((name, mark), written)
+            if other := self._first_with_mark.get((name, "." if mark == "," else ",")):
                 raise DataError(
                     f"{name}, line {record.line}: {written!r} in {columns.label!r} stands beside "
                     f"{other!r}: which mark parts thousands is not clear. Write decimal points.",

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,7 +134,6 @@ class Table(LabelledFiles):
 
     task: ClassVar[type[Task]] = ClassificationTask
     read_as_trained: ClassVar[tuple[str, ...]] = ("join", "merge_labels", "least", "rare")
-    most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""
     named: ClassVar[bool] = True
@@ -262,18 +262,15 @@ class Table(LabelledFiles):
             rows = (replace(row, fields={**filled, **row.fields}) for row in rows)
             return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
-        """Return what is read of a record; equal labels are one text in memory."""
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
+        """Return what is read of a record."""
         text = text_of(columns.join_texts(record, name), columns.text, name)
         pair = None if columns.pair is None else text_of(record, columns.pair, name)
-        return TableRow(record.line, text, self.read_label(record, columns, name, labels), pair)
+        return TableRow(record.line, text, self.read_label(record, columns, name), pair)
 
-    def read_label(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> Any:
-        """Return what is said of a row: here its label."""
-        label = label_of(record, columns.label, name)
-        return labels.setdefault(label, label)
+    def read_label(self, record: Record, columns: Chosen, name: str) -> Any:
+        """Return what is said of a row: here its label; equal ones are one text in memory."""
+        return sys.intern(label_of(record, columns.label, name))
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
         """See `LabelledSource`; labels that are surely several, joined, are told of."""
@@ -316,14 +313,14 @@ class Table(LabelledFiles):
             progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
         ):
             columns = table.columns(selection, other)
-            labels: dict[str, str] = {}
-            read_row = partial(self.read_row, columns=columns, name=str(path), labels=labels)
+            read_row = partial(self.read_row, columns=columns, name=str(path))
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
-            rows = list[TableRow]()
+            rows, labels = list[TableRow](), set[str]()
             for row in sound_rows(table, columns.names, read_row, on_error):
                 more(row.line - (rows[-1].line if rows else 0))
                 rows.append(row if is_only else replace(row, file=file))
-                if len(labels) > self.most_labels:
+                labels.update(row.labels if self.named else ())
+                if len(labels) > MAX_LABELS:
                     raise DataError(
                         f"{path}, line {row.line}: more than {MAX_LABELS:,} different labels. "
                         f"Is {columns.label!r} the column of the label?"

@@ -311,9 +311,7 @@ class Conversations(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, turns=True)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         conversation = parse_conversation(record, columns.text, columns.label, name).answered()
         if not conversation.messages:
             cure = other_data_hint(record.fields)

@@ -234,9 +234,7 @@ class PairsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, numbers=True, paired=True)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         record = columns.join_texts(record, name)
         anchor, other = (_nonempty(record, str(key), name) for key in (columns.text, columns.pair))
         column = "negative" if self.negative is None else str(self.negative)
@@ -301,9 +299,7 @@ class InferenceTable(PairsTable):
     def columns(self) -> Wanted:
         return replace(super().columns, numbers=False, paired=False)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         text = label_of(record, columns.label, name)
         label = text.lower()
         if label not in (*_ENTAILED, *_CONTRADICTED, *_OTHERS):

@@ -225,9 +225,7 @@ class TextPairsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, written=True)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         record = columns.join_texts(record, name)
         source, target = (text_of(record, column, name) for column in (columns.text, columns.label))
         for column, text in ((columns.text, source), (columns.label, target)):
