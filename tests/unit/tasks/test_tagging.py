@@ -18,7 +18,6 @@ from transfer_cli.tasks.base import build_task
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.files import TaggedFiles
-from transfer_cli.tasks.tagging.readers import TagColumns, sentences
 from transfer_cli.tasks.tagging.schemes import allowed_transitions, viterbi
 from transfer_cli.tasks.tagging.task import (
     TagExample,
@@ -470,10 +469,10 @@ def test_a_tag_only_in_test_is_told_with_its_line(tmp_path):
 
 
 def test_comments_are_left_out_on_request(tmp_path):
-    (tmp_path / "a.conll").write_text("# O\nb O\n")
+    text = "# O\na O\nb B-X\n"
 
-    assert len(sentences(tmp_path / "a.conll", "conll", TagColumns())[0].words) == 2
-    assert len(sentences(tmp_path / "a.conll", "conll", TagColumns(comments=True))[0].words) == 1
+    for options, words in ({}, ["#", "a", "b"]), ({"comments": True}, ["a", "b"]):
+        assert load(tmp_path, text, **options).splits["train"][0].words == words
 
 
 def test_the_sample_shows_no_kind_by_its_wording_and_no_name_in_two_splits(tmp_path):

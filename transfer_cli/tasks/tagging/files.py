@@ -18,10 +18,11 @@ from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import (
     FIELDS,
     Sentence,
-    TagColumns,
     TagExample,
     format_of,
-    sentences,
+    read_conll,
+    read_conllu,
+    read_jsonl,
 )
 from transfer_cli.tasks.tagging.schemes import Scheme, split_tag
 from transfer_cli.tasks.tagging.task import TaggingTask
@@ -66,7 +67,6 @@ class TaggedFiles(LabelledFiles):
         super().__post_init__()
         if isinstance(self.tag, str):
             one_of("tag", self.tag, FIELDS, ValueError)
-        self._columns = TagColumns(self.word, self.tag, self.comments, self.names)
 
     def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; the scheme is that of the first split."""
@@ -118,7 +118,15 @@ class TaggedFiles(LabelledFiles):
                 else f"{path} is CoNLL-U; say data=conllu data.tag=upos, or one of {fields}"
             )
             raise DataError(f"{mismatch}.")
-        return sentences(path, file_format, self._columns)
+        if file_format == "jsonl":
+            sentences = [*read_jsonl(path, self.names)]
+        elif isinstance(self.tag, str):
+            sentences = [*read_conllu(path, self.tag)]
+        else:
+            sentences = [*read_conll(path, self.word, self.tag, comments=self.comments)]
+        if not sentences:
+            raise DataError(f"{path} has no sentences.")
+        return sentences
 
     def _scheme(self, train: Sequence[Sentence], where: str) -> Scheme:
         if self.scheme != "auto":

@@ -52,7 +52,7 @@ class EncodedWords(EncodedRows):
         read_at: For each row, the positions at which the tags of its own words are read, in order.
             A word in several windows belongs to one of them.
         target: For each row the target of each of its tokens; None: tags are not known.
-        example_of, is_cut: See `EncodedRows`.
+        options: Others of `EncodedRows`.
     """
 
     def __init__(
@@ -62,22 +62,13 @@ class EncodedWords(EncodedRows):
         pad: int,
         read_at: Sequence[Sequence[int]],
         target: Sequence[Sequence[int]] | None,
-        *,
-        example_of: Sequence[int],
-        is_cut: Sequence[bool],
+        **options: Any,
     ) -> None:
         targets: dict[str, Sequence[Sequence[int]]] = {"word": _word_index(rows, read_at)}
         if target is not None:
             targets["target"] = target
-        super().__init__(
-            examples,
-            rows,
-            pad,
-            targets=targets,
-            fill=dict.fromkeys(targets, IGNORE),
-            example_of=example_of,
-            is_cut=is_cut,
-        )
+        fill = dict.fromkeys(targets, IGNORE)
+        super().__init__(examples, rows, pad, targets=targets, fill=fill, **options)
         self.read_at = read_at
         self._word_values: dict[str, npt.NDArray[Any]] = {}
 
@@ -244,28 +235,16 @@ def _encode_pieces(
     for portion in iterate_portions(examples):
         # A text without words has no tokens either, which the prefix alone would be.
         texts = [prefix + " ".join(example.words) if example.words else "" for example in portion]
-        for example, text, (tokens, places) in zip(
-            portion, texts, tokenizer.encode_with_offsets(texts), strict=True
+        for example, (tokens, places) in zip(
+            portion, tokenizer.encode_with_offsets(texts), strict=True
         ):
-            yield _pieces_by_word(example.words, len(text), tokens, places, tokenizer.unk)
-
-
-def _pieces_by_word(
-    words: Sequence[str],
-    length: int,
-    tokens: Sequence[int],
-    places: Sequence[tuple[int, int]],
-    unknown: int,
-) -> list[list[int]]:
-    begins = list(accumulate((len(word) + 1 for word in words), initial=0))
-    shift = length - max(0, begins[-1] - 1)
-    pieces: list[list[int]] = [[] for _ in words]
-    for token, (start, _) in zip(tokens, places, strict=True):
-        pieces[min(bisect_right(begins, max(0, start - shift)), len(words)) - 1].append(token)
-    return [word or [unknown] for word in pieces]
-
-
-Span = tuple[int, int]
+            words = example.words
+            begins = [*accumulate((len(word) + 1 for word in words), initial=len(prefix))]
+            pieces: list[list[int]] = [[] for _ in words]
+            for token, (start, _) in zip(tokens, places, strict=True):
+                word = bisect_right(begins, max(len(prefix), start)) - 1
+                pieces[min(word, len(words) - 1)].append(token)
+            yield [of_word or [tokenizer.unk] for of_word in pieces]
 
 
 @dataclass(frozen=True)
