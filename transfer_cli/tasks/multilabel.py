@@ -189,9 +189,8 @@ class MultilabelTask(TextsTask):
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return the labels as a table has them, and the probability of all these decisions."""
-        shares_C, above_C = self._decide(answer)
-        names = [self.labels[number] for number in np.flatnonzero(above_C)]
-        return SEPARATOR.join(names), float(np.where(above_C, shares_C, 1 - shares_C).prod())
+        names, probability = self._decide(answer)
+        return SEPARATOR.join(names), probability
 
     def said_labels(self, said: str) -> list[str]:
         parts = said.split(SEPARATOR) if said else []
@@ -204,20 +203,20 @@ class MultilabelTask(TextsTask):
             rest = rest[len(names[-1]) + 1 :]
         return names
 
-    def _decide(self, answer: Answer) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    def _decide(self, answer: Answer) -> tuple[list[str], float]:
         shares_C = np.asarray(answer["probabilities"])
-        return shares_C, shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+        above_C = shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+        names = [self.labels[number] for number in np.flatnonzero(above_C)]
+        return names, float(np.where(above_C, shares_C, 1 - shares_C).prod())
 
     def written(self, answer: Answer) -> dict[str, Any]:
         """See `Task`; a set that is not sure is null, and one without labels an empty list."""
-        shares_C, above_C = self._decide(answer)
-        _, probability = self.said(answer)
-        is_given = probability >= self.abstain_below
-        predicted = [self.labels[number] for number in np.flatnonzero(above_C)]
+        names, probability = self._decide(answer)
+        shares = np.asarray(answer["probabilities"]).round(DECIMALS).tolist()
         return {
-            "labels": predicted if is_given else None,
+            "labels": names if probability >= self.abstain_below else None,
             "probability": round(probability, DECIMALS),
-            "probabilities": dict(zip(self.labels, shares_C.round(DECIMALS).tolist(), strict=True)),
+            "probabilities": dict(zip(self.labels, shares, strict=True)),
         }
 
     @property
