@@ -7,7 +7,7 @@ Legend: B batch, C choices, S sequences that are there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -173,20 +173,14 @@ def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample
     example, number = form.read(record, name), record.fields.get(form.label)
     if isinstance(number, str) and number.strip().isdecimal():
         number = int(number)  # of CSV
-    yield _with_label(example, number, form.label, form.first, f"{name}, line {record.line}")
-
-
-def _with_label(
-    example: ChoiceExample, number: object, label: str, first: int, where: str
-) -> ChoiceExample:
-    count = len(example.choices)
+    first, count = form.first, len(example.choices)
     if type(number) is not int or not first <= number < first + count:
         fault = "is missing" if number is None else f"is {number!r:.40}"
         raise DataError(
-            f"{where}: {label!r} {fault}, expected a number from {first} to {first + count - 1}, "
-            f"since there are {count} choices."
+            f"{name}, line {record.line}: {form.label!r} {fault}, expected a number from {first} "
+            f"to {first + count - 1}, since there are {count} choices."
         )
-    return ChoiceExample(example.context, example.choices, example.question, number - first)
+    yield replace(example, label=number - first)
 
 
 def _race_questions(record: Record, name: str) -> Iterator[ChoiceExample]:

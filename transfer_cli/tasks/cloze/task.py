@@ -175,7 +175,7 @@ class Cloze(Classification):
                     )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        if backbone.causal and not self.pattern.ends_in_gap:
+        if backbone.causal and not self.pattern.written.endswith("{mask}"):
             raise ConfigError(
                 f"objective.pattern: {self.pattern.written!r} goes on after {{mask}}, and a causal "
                 "model sees nothing of that; let {mask} be last"
