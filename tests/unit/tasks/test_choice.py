@@ -12,7 +12,7 @@ from tests import tiny
 from transfer_cli.data import sample
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer_recipes import WordPiece
-from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.errors import DataError
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
@@ -24,7 +24,6 @@ from transfer_cli.tasks.choice.task import (
     hits_and_ranks,
     read_examples,
 )
-from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.testing.claims import randomize
 
@@ -232,20 +231,13 @@ def test_an_answer_is_a_choice_with_the_shares_of_all():
     assert TASK.cells(answer) == [1, "b", 0.75, "[0.25, 0.75]"]
 
 
-def test_several_runs_answer_with_their_mean_and_never_with_a_class():
+def test_several_runs_answer_with_their_mean():
     one, two = ({"choices": ["a", "b"], "probabilities": p} for p in ([0.9, 0.1], [0.2, 0.8]))
 
     answer = TASK.combine([(TASK, one), (TASK, two)])
 
     assert answer["probabilities"] == pytest.approx([0.55, 0.45])
     assert answer["choices"] == ["a", "b"]
-    with pytest.raises(CheckpointError, match="two is a run of classification, and one one of cho"):
-        TASK.check_combines(ClassificationTask(("a", "b")), "one", "two")
-
-
-@pytest.mark.parametrize(("accuracy", "learnt"), [(0.25, False), (0.27, False), (0.4, True)])
-def test_a_run_no_better_than_a_guess_has_failed(accuracy, learnt):
-    assert (TASK.failure({"accuracy": accuracy, "chance": 0.25}, {}) is None) == learnt
 
 
 def test_questions_of_any_row_format_can_be_asked_without_an_answer():

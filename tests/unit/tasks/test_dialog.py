@@ -193,22 +193,6 @@ def test_a_length_without_room_for_a_reply_is_refused(tokenizer):
         encoded(DialogExample([], ["a"], ["x", "y"], 0), tokenizer, length=3)
 
 
-def test_a_dialog_is_held_out_with_all_its_turns(tmp_path):
-    path = tmp_path / "turns.jsonl"
-    rows = [
-        {"persona": [str(n)], "history": ["a"] * (2 * at + 1), "candidates": ["x", "y"]}
-        for n in range(20)
-        for at in range(3)
-    ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-    splits = Dialogs(train=str(path)).load(tmp_path, 0).splits
-
-    train, held_out = ({turn.persona[0] for turn in splits[n]} for n in ("train", "validation"))
-    assert (len(train), len(held_out)) == (18, 2)
-    assert not train & held_out
-
-
 GOOD = {"history": ["a"], "candidates": ["x", "y"]}
 
 

@@ -14,9 +14,8 @@ import torch
 from tests import tiny
 from transfer_cli.data.label_names import label_separator
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.errors import DataError
 from transfer_cli.objectives.base import TaskInfo
-from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.multilabel import (
     LabelsExample,
     LabelsTable,
@@ -68,19 +67,6 @@ def test_runs_answer_with_the_means_of_their_probabilities_and_thresholds():
     assert answer["probabilities"] == pytest.approx([0.85, 0.45, 0.4])
     assert answer["thresholds"] == pytest.approx([0.7, 0.5, 0.3])
     assert FITTED.written(answer)["labels"] == ["a", "c"]
-    FITTED.check_combines(turned, "one", "two")
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (ClassificationTask(("a", "b", "c")), "two is a run of classification, and one one of mu"),
-        (MultilabelTask(("a", "b")), "the labels differ, 'c' only in one"),
-    ],
-)
-def test_answers_of_other_labels_are_not_combined(other, said):
-    with pytest.raises(CheckpointError, match=said):
-        TASK.check_combines(other, "one", "two")
 
 
 @pytest.mark.parametrize(
@@ -124,16 +110,6 @@ def test_thresholds_are_fitted_to_each_label_of_the_validation_examples():
     rows = {at: {at: {"probabilities": row}} for at, row in enumerate(shares)}
 
     assert TASK.fit(encoded, rows)["thresholds"] == pytest.approx([0.2, 0.7, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("micro_f1", "learnt"), [(0.4, False), (0.5, False), (0.51, False), (0.6, True)]
-)
-def test_a_run_no_better_than_a_constant_answer_has_failed(micro_f1, learnt):
-    # Of 6 texts two have each label: to say all of them has the best F1, 1/2.
-    decisions = [[0, 0, 0], [0, 0, 0], [2, 2, 2], [4, 4, 4]]
-
-    assert (TASK.failure({"micro_f1": micro_f1}, {"decisions": decisions}) is None) == learnt
 
 
 # --- tables ------------------------------------------------------------------------------------
@@ -214,13 +190,6 @@ def test_what_begins_as_a_list_and_is_none_is_a_label(load):
     data = load(*(f"this is text number {n},{'[x]|b' if n % 2 else '[y'}" for n in range(40)))
 
     assert {*data.labels} == {"[x]", "b", "[y"}
-
-
-def test_a_label_that_is_not_in_training_is_refused_with_its_line(load, tmp_path):
-    (tmp_path / "v.csv").write_text("text,labels\none,a\ntwo,b|e\nthree,f\n")
-
-    with pytest.raises(DataError, match=r"v\.csv, line 3: the label 'e' \(and 1 other label\)"):
-        load(*ROWS, validation=str(tmp_path / "v.csv"))
 
 
 def test_one_label_a_row_is_for_another_task(load):

@@ -131,11 +131,6 @@ def test_a_loss_that_does_not_go_with_the_data_is_refused(options, scored, key):
         Contrastive(**options).setup(info)
 
 
-def test_sizes_are_smaller_than_a_vector():
-    with pytest.raises(ConfigError, match=r"^objective.matryoshka: "):
-        tiny.model(Contrastive(matryoshka=(24,)))
-
-
 # ---------------------------------------------------------------------------------- measures
 
 

@@ -457,17 +457,6 @@ def test_bad_input_is_told_with_file_and_line(tmp_path, name, text, options, sai
     assert said in str(error.value)
 
 
-def test_a_tag_only_in_test_is_told_with_its_line(tmp_path):
-    (tmp_path / "a.conll").write_text("a O\n\nb B-PER\n")
-    (tmp_path / "t.conll").write_text("a O\n\nb B-PR\n")
-    with pytest.raises(DataError, match=r"t.conll, line 3: the tag 'B-PR' is not among the 2"):
-        TaggedFiles(
-            train=str(tmp_path / "a.conll"),
-            validation=str(tmp_path / "a.conll"),
-            test=str(tmp_path / "t.conll"),
-        ).load(tmp_path, 0)
-
-
 def test_comments_are_left_out_on_request(tmp_path):
     text = "# O\na O\nb B-X\n"
 
