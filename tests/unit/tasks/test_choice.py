@@ -13,9 +13,7 @@ from transfer_cli.data import sample
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import DataError
-from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.choice.task import (
     ChoiceExample,
     Choices,
@@ -25,7 +23,6 @@ from transfer_cli.tasks.choice.task import (
     read_examples,
 )
 from transfer_cli.tasks.samples import EmbeddedSample
-from transfer_cli.testing.claims import randomize
 
 TASK = ChoiceTask()
 
@@ -176,12 +173,8 @@ def test_stories_count_their_endings_from_one(tmp_path):
 # --- rows of tokens ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    words = "the old bridge is red blue over a river and new"
-    return WordPiece(size=80).make(lambda: iter([words] * 3))
-
-
+WORDS = "the old bridge is red blue over a river and new"
+TOKENIZER = WordPiece(size=80).make(lambda: iter([WORDS] * 3))
 LONG = ChoiceExample("the old bridge is over a river", ["red", "the new blue"], "and", 1)
 
 
@@ -193,10 +186,10 @@ LONG = ChoiceExample("the old bridge is over a river", ["red", "the new blue"], 
         (6, ["the", ""], ["and red", "and the new"]),
     ],
 )
-def test_the_context_is_cut_first(length, contexts, endings, tokenizer):
-    batch = TASK.encode([LONG], tokenizer, length, "bidirectional").batch(np.array([0]))
+def test_the_context_is_cut_first(length, contexts, endings):
+    batch = TASK.encode([LONG], TOKENIZER, length, "bidirectional").batch(np.array([0]))
 
-    texts = [tokenizer.decode(row[mask].tolist())
+    texts = [TOKENIZER.decode(row[mask].tolist())
              for row, mask in zip(batch["tokens"][0], batch["mask"][0], strict=True)]  # fmt: skip
     layout = "[CLS] {} [SEP] {} [SEP]"
     assert [text.split() for text in texts] == [
@@ -204,9 +197,9 @@ def test_the_context_is_cut_first(length, contexts, endings, tokenizer):
     ]
 
 
-def test_examples_with_other_numbers_of_choices_share_a_batch(tokenizer):
+def test_examples_with_other_numbers_of_choices_share_a_batch():
     more = ChoiceExample("a bridge", ["red", "blue", "new", "old"], label=3)
-    data = TASK.encode([LONG, more], tokenizer, 10, "causal")
+    data = TASK.encode([LONG, more], TOKENIZER, 10, "causal")
 
     batch = data.batch(np.array([1, 0]))
 
@@ -214,7 +207,7 @@ def test_examples_with_other_numbers_of_choices_share_a_batch(tokenizer):
     assert batch["mask"].any(-1).tolist() == [[True] * 4, [True, True, False, False]]
     assert batch["label"].tolist() == [3, 1]
     assert batch["index"].tolist() == [1, 0]
-    assert (batch["tokens"][~batch["mask"]] == tokenizer.pad).all()
+    assert (batch["tokens"][~batch["mask"]] == TOKENIZER.pad).all()
     assert data.lengths.tolist() == [10, 5]
     assert data.num_cut == 1
 
@@ -273,10 +266,8 @@ def test_the_sample_gives_nothing_away():
     assert sample.choices(1) != sample.choices(0)
 
 
-WORDS = "the old bridge is red blue over a river and new"
 TWO = ChoiceExample("the old bridge", ["red", "blue over a river"], "is", 1)
 FOUR = ChoiceExample("a river", ["new", "old", "red and blue", "is over"], label=2)
-TOKENIZER = WordPiece(size=80).make(lambda: iter([WORDS] * 3))
 
 
 @pytest.fixture(params=[("cls_first", ()), ("max", (5,))], ids=str)
@@ -284,11 +275,7 @@ def asked(request):
     """Return an objective with a random model, and how to ask it for the logits of examples."""
     pooling, hidden = request.param
     objective = MultipleChoice(pooling=pooling, hidden=hidden)
-    objective.setup(TaskInfo(TOKENIZER, task=ChoiceTask()))
-    shape = BackboneShape(16, 2, 2, 32, 32, direction="bidirectional", segments=2)
-    backbone = Backbone(shape, TOKENIZER.size)
-    model = TransferModel(backbone, objective.modules(backbone)).eval()
-    randomize(model)
+    model = tiny.at_work(objective, TASK, TOKENIZER, direction="bidirectional", segments=2)
 
     def logits(*examples):
         return objective.outputs(model, *batched(model, *examples))
@@ -297,7 +284,7 @@ def asked(request):
 
 
 def batched(model, *examples):
-    data = ChoiceTask().encode(examples, TOKENIZER, 32, "bidirectional")
+    data = TASK.encode(examples, TOKENIZER, 32, "bidirectional")
     batch = data.batch(np.arange(len(examples)))
     return batch, Encoding(model, batch)
 
@@ -352,9 +339,7 @@ def test_a_missing_choice_gets_no_gradient(asked):
 
 def test_a_missing_choice_is_not_among_the_statistics_of_a_batch_norm():
     objective = MultipleChoice(pooling="mean", batch_norm=True)
-    objective.setup(TaskInfo(TOKENIZER, task=ChoiceTask()))
-    backbone = Backbone(tiny.shape(direction="bidirectional", positions=32), TOKENIZER.size)
-    model = TransferModel(backbone, objective.modules(backbone)).train()
+    model = tiny.at_work(objective, TASK, TOKENIZER, direction="bidirectional").train()
 
     objective.outputs(model, *batched(model, TWO, FOUR))
 

@@ -14,7 +14,6 @@ from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.generation.filling import encode_with_gaps
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import CrossView, SliceHeads
 from transfer_cli.objectives.consistency import Consistency
@@ -217,9 +216,7 @@ def bound(names=NAMES, pattern="{text} {mask}"):
 def made(direction, names=NAMES):
     """Return an objective, a lively model and a batch of three texts."""
     objective = bound(names)
-    backbone = Backbone(tiny.shape(direction=direction), PIECES.size)
-    model = TransferModel(backbone, objective.modules(backbone)).eval()
-    tiny.lively(model)
+    model = tiny.at_work(objective, objective.info.task, PIECES, direction=direction)
     examples = [Example("who is the mayor", 1), Example("the river", 0), Example("", 0)]
     data = objective.info.task.encode(examples, PIECES, 20, direction)
     return objective, model, data.batch(np.arange(3))

@@ -15,8 +15,6 @@ from transfer_cli.batch import IGNORE
 from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.replies import Continued
@@ -30,7 +28,6 @@ from transfer_cli.tasks.dialog.task import (
     read_turns,
 )
 from transfer_cli.tasks.samples import EmbeddedSample
-from transfer_cli.testing.claims import randomize
 
 WORDS = "i like football am from NYC how are you ? pretty fine great ! a b c d e"
 SLIDE = DialogExample(
@@ -254,10 +251,7 @@ TURNS = [
 def asked():
     """Return an objective, its model, a batch of two turns, and the encoding of it."""
     objective = NextUtterance(pooling="cls_last", reply_tokens=4)
-    objective.setup(TaskInfo(TOKENIZER, task=TASK))
-    backbone = Backbone(tiny.shape(positions=48, segments=2), TOKENIZER.size)
-    model = TransferModel(backbone, objective.modules(backbone)).eval()
-    randomize(model)
+    model = tiny.at_work(objective, TASK, TOKENIZER, positions=48, segments=2)
     batch = TASK.encode(TURNS, TOKENIZER, 40, "causal").batch(np.arange(2))
     return objective, model, batch, Encoding(model, batch)
 

@@ -13,8 +13,6 @@ from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
@@ -49,10 +47,8 @@ def encoded(direction="causal", examples=PAIRS, length=16, **options):
 def asked(direction="causal", beams=1, **options):
     """Return an objective, its model and a batch of both pairs."""
     objective = PrefixLM(beams=beams)
-    objective.setup(TaskInfo(TOKENIZER, task=TextToTextTask(target_length=4, **options)))
-    backbone = Backbone(tiny.shape(direction=direction, positions=24), TOKENIZER.size)
-    model = TransferModel(backbone, objective.modules(backbone)).eval()
-    tiny.lively(model, 0)
+    task = TextToTextTask(target_length=4, **options)
+    model = tiny.at_work(objective, task, TOKENIZER, direction=direction, positions=24)
     batch = encoded(direction, target_length=4, **options)
     return objective, model, objective.prepare(batch, ExampleNoise(0, "test"))
 
