@@ -158,11 +158,6 @@ def test_the_nearest_column_and_the_formats_are_named(tmp_path):
         read_examples(path, "auto")
 
 
-def test_a_file_of_another_format_than_the_one_asked_for_lacks_its_columns(tmp_path):
-    with pytest.raises(DataError, match="line 1: no column 'sent1'; there are 'context'"):
-        read_examples(FILES["jsonl"][0](tmp_path), "swag")
-
-
 def test_stories_count_their_endings_from_one(tmp_path):
     path = rows(tmp_path / "a.csv", STORY, ["i", "A.", "B.", "C.", "D.", "x", "y", "0"])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
-from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.errors import DataError
 from transfer_cli.tasks import scoring
 from transfer_cli.tasks.base import rows_by_example
 from transfer_cli.tasks.samples import EmbeddedSample
@@ -36,31 +36,6 @@ def tokenizer(request):
 
 
 # ---------------------------------------------------------------------------------- scores
-
-
-@pytest.mark.parametrize(
-    ("given", "said", "exact", "f1"),
-    [
-        ("usa", "The U.S.A.!", 1, 1),
-        ("in the Cat hat", "cat in a hat", 0, 1),
-        ("a", "", 1, 1),
-        ("Denver Broncos", "the Broncos of Denver", 0, 0.8),
-        ("", "Denver", 0, 0),
-        ("Denver", "", 0, 0),
-        ("Denver Denver", "Denver", 0, 2 / 3),
-        ("«Denver»", "Denver", 0, 0),  # marks of ASCII alone
-        ("the-a", "thea", 1, 1),  # marks before articles
-    ],
-)
-def test_known_answers_have_their_scores(given, said, exact, f1):
-    assert scoring.exact_match(given, said) == exact
-    assert scoring.word_f1(given, said) == pytest.approx(f1)
-
-
-def test_answers_of_which_nothing_is_left_do_not_count():
-    assert scoring.normalise_answer("The U.S.A.!") == "usa"
-    assert scoring.best_score(scoring.word_f1, ("the", "Rome"), "") == 0
-    assert scoring.best_score(scoring.word_f1, ("the", "!"), "") == 1
 
 
 def official(golds, prediction):
@@ -93,21 +68,9 @@ def official(golds, prediction):
 def test_random_answers_are_scored_as_the_official_script_does():
     draw = random.Random(0)
     words = [
-        "the",
-        "a",
-        "an",
-        "The",
-        "A.",
-        "Rome",
-        "rome!",
-        "U.S.",
-        "of",
-        "-",
-        "é",
-        "\t",
-        "an,",
-        "",
-    ]
+        "the", "a", "an", "The", "A.", "the-a", "Rome", "rome!", "«Rome»", "U.S.", "of", "-", "é",
+        "\t", "an,", "",
+    ]  # fmt: skip
 
     def text():
         return draw.choice([" ", "", "  "]).join(draw.choices(words, k=draw.randrange(5)))
@@ -140,14 +103,6 @@ def test_the_threshold_is_the_best_of_all_that_could_be():
 # --------------------------------------------------------------------------------- windows
 
 
-def test_windows_begin_every_step_and_each_piece_belongs_to_one():
-    starts = window_starts(500, 100, 40)
-    owned = owned_pieces(500, 100, starts)
-
-    assert list(starts) == list(range(0, 401, 40))
-    assert [piece for first, past in owned for piece in range(first, past)] == list(range(500))
-
-
 def test_a_piece_belongs_to_the_window_with_most_context():
     draw = random.Random(0)
     for _ in range(200):
@@ -155,6 +110,7 @@ def test_a_piece_belongs_to_the_window_with_most_context():
         starts = window_starts(pieces, size, draw.randrange(1, size))
         owned = owned_pieces(pieces, size, starts)
 
+        assert [piece for first, past in owned for piece in range(first, past)] == [*range(pieces)]
         for piece in range(pieces):
             scores = []
             for start in starts:
@@ -173,11 +129,6 @@ def test_rows_of_384_tokens_are_cut_as_berts(tokenizer, length, question, step):
     layout = RowLayout.for_length(tokenizer, "bidirectional", length)
 
     assert (layout.question, layout.step, layout.room) == (question, step, length - 3)
-
-
-def test_a_window_that_is_no_longer_than_a_step_is_refused(tokenizer):
-    with pytest.raises(ConfigError, match=r"data\.step is 20 and data\.question_length is 15"):
-        RowLayout.for_length(tokenizer, "bidirectional", 38, 15, 20)
 
 
 def encoded(tokenizer, examples, length=26, direction="bidirectional", **options):
@@ -342,7 +293,8 @@ def squad(*questions, **paragraph):
 def load(path, content, **options):
     """Return the data in a file."""
     lines = content if isinstance(content, list) else [content]
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    is_raw = isinstance(content, bytes)
+    path.write_bytes(content if is_raw else "\n".join(map(json.dumps, lines)).encode())
     return Squad(train=str(path), validation=str(path), **options).load(path.parent, 0)
 
 
@@ -407,26 +359,15 @@ def test_one_line_of_json_is_json_lines(tmp_path):
         ("a.json", [[1]], "a list, expected an object"),
         ("a.csv", [QUESTION], "expected a file of SQuAD's form"),
         ("a.jsonl", [{**QUESTION, "answers": []}], "no question has an answer"),
+        ("a.json", b'{"data": [\n\n}', r"a\.json, line 3: not JSON"),
+        ("a.json", b'{"data":\n "\xff"}', r"a\.json, line 2: not UTF-8"),
+        ("a.json", b"", "is empty"),
+        ("a.json", b'{"data": [], "data": []}', "'data' is there twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(tmp_path, name, content, said):
     with pytest.raises(DataError, match=said):
         load(tmp_path / name, content)
-
-
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        (b'{"data": [\n\n}', "line 3: not JSON"),
-        (b'{"data":\n "\xff"}', "line 2: not UTF-8"),
-        (b"", "is empty"),
-        (b'{"data": [], "data": []}', "'data' is there twice"),
-    ],
-)
-def test_broken_files_are_named_with_the_place(tmp_path, raw, said):
-    (tmp_path / "a.json").write_bytes(raw)
-    with pytest.raises(DataError, match=said):
-        Squad(train=str(tmp_path / "a.json")).load(tmp_path, 0)
 
 
 def test_few_misplaced_answers_are_left_out_of_training_alone(tmp_path, caplog):
