@@ -128,7 +128,6 @@ class MultilabelTask(TextsTask):
         ]
 
     def facts(self, train: Sequence[LabelsExample]) -> dict[str, list[float]]:
-        """Return the share of the examples that have each label."""
         count = Counter(chain.from_iterable(example.label or () for example in train))
         return {"shares": [count[number] / len(train) for number in range(len(self.labels))]}
 
@@ -166,7 +165,6 @@ class MultilabelTask(TextsTask):
         return Result(SEPARATOR.join(given), SEPARATOR.join(predicted), row["probability"], score)
 
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
-        """Return the thresholds with the highest F1 of each label on the validation examples."""
         shares_NC = np.array([row_shares["probabilities"] for windows in rows.values()
                               for row_shares in windows.values()])  # fmt: skip
         given_NC = np.zeros(shares_NC.shape, dtype=bool)
@@ -231,7 +229,6 @@ class MultilabelTask(TextsTask):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: the same labels for every text are no worse."""
         if "micro_f1" not in measures or "decisions" not in tables:
             return None
         right_C, surplus_C, missing_C, neither_C = np.array(tables["decisions"])
@@ -520,7 +517,6 @@ class Multilabel(SequenceObjective):
         return SEPARATOR.join(name for name, is_chosen in names if is_chosen)
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return loss, F1 of all decisions, of each label and on average, exact match."""
         right_C, surplus_C, missing_C, _ = totals["decisions"].double()
         wrong_C = surplus_C + missing_C
         # A label that is neither given nor said has no F1; sklearn's macro average counts it as 0.

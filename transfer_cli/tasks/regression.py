@@ -116,7 +116,6 @@ class RegressionTask(TextsTask):
         return Result(given, answer, score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
-        """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
         predicted = [float(row["value"]) for windows in rows.values() for row in windows.values()]
         given = [data.examples[example].value for example in rows]
         return correlations(predicted, given, self.scale)
@@ -137,7 +136,6 @@ class RegressionTask(TextsTask):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: the mean as every answer is no worse."""
         if "mse" not in measures or measures["mse"] < (1 - MARGIN) * self.scale**2:
             return None
         return (
@@ -299,7 +297,6 @@ class Regression(SequenceObjective):
         return (answers_BN - mean) / scale
 
     def first_choice(self, answers_BN: Tensor) -> Tensor:
-        """Return the numbers."""
         return answers_BN
 
     def confidence(self, scores_BN: Tensor) -> Tensor:
@@ -317,7 +314,6 @@ class Regression(SequenceObjective):
         return measure(outputs.squeeze(1), target_B, reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed loss, squared and absolute error."""
         error_B = self.values(outputs) - batch["value"]
         squared, absolute = error_B.square().sum(), error_B.abs().sum()
         return {**super().tallies(outputs, batch), "mse": squared, "mae": absolute}

@@ -244,7 +244,6 @@ class _Writer:
     system: str | None
 
     def rows(self, examples: Sequence[ChatExample], length: int) -> list[_ChatRow]:
-        """Return the rows of examples."""
         written = [self._text_and_spans(example) for example in examples]
         encoded = self.tokenizer.encode_marked([text for text, _ in written])
         rows = []
@@ -377,7 +376,6 @@ class SupervisedChat(CausalLM):
         return {"perplexity": exp_or_inf(loss), "loss": loss}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return those of `ChatTask.scores`."""
         return tuple(
             Metric(name, higher_is_better=True, unit="fraction")
             for name in (("exact_match", "f1") if self.writes_answers else ())

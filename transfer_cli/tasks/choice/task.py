@@ -162,7 +162,6 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample]:
-    """Yield the questions of a record, each with its answer."""
     kind = chosen
     if chosen == "auto":
         kind = _find_format(tuple(record.fields), name, record.line, FORMATS[1:])
@@ -184,7 +183,6 @@ def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample
 
 
 def _race_questions(record: Record, name: str) -> Iterator[ChoiceExample]:
-    """Yield the questions of a passage of RACE."""
     where = f"{name}, line {record.line}"
     article, questions = text_of(record, "article", name), _texts(record, "questions", name, 1)
     options, answers = record.fields.get("options"), _texts(record, "answers", name, 1)
@@ -333,7 +331,6 @@ class ChoiceTask(Task):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: a guess is right as often."""
         accuracy, chance = measures.get(self.measure, 1.0), measures.get("chance", 0.0)
         return baseline_failure(self.measure, accuracy, "a guess among the choices", chance)
 
@@ -446,7 +443,6 @@ class MultipleChoice(SequenceObjective):
         return {"label": outputs.argmax(1), "probability": share_B, "right": hit_B}
 
     def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return the number of the right choice and of the likeliest."""
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
         return [(str(expected), str(predicted)) for expected, predicted in both]
 

@@ -141,7 +141,6 @@ class Cloze(Classification):
     def task_of(
         self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
     ) -> Any:
-        """Return the task of its data with this pattern; see `Objective`."""
         if not isinstance(task, ClassificationTask):
             return task
         by_label = label_words({**words, **self.words}, task.labels, "objective.words")

@@ -97,7 +97,6 @@ def _labelled_turn(fields: Mapping[str, object], where: str) -> DialogExample:
 
 
 def _persona_chat_turns(dialogs: object, where: str) -> Iterator[DialogExample]:
-    """Yield the turns of the dialogs of a split of PersonaChat's file."""
     for number, dialog in enumerate(_list(dialogs, where), 1):
         place = f"{where}, dialog {number}"
         fields = dialog if isinstance(dialog, dict) else {}
@@ -382,7 +381,6 @@ class NextUtterance(MultipleChoice):
         """Return None: the words need the state of every token."""
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of turns, and of words of right replies."""
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -398,14 +396,12 @@ class NextUtterance(MultipleChoice):
         return sums
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return hits at 1, those of a guess, the mean rank, perplexity, F1 and the loss."""
         means = super().compute_metrics(totals, counts, text)
         del means["words"]
         perplexity = exp_or_inf(float(totals["words"]) / counts["words"])
         return {"hits_at_1": means.pop("accuracy"), **means, "perplexity": perplexity}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics; runs are judged by the hits."""
         fraction: Literal["fraction"] = "fraction"
         hits = Metric("hits_at_1", True, fraction, headline=True, per_example=True)  # noqa: FBT003
         words = Metric("f1", higher_is_better=True, unit=fraction)
@@ -441,7 +437,6 @@ class NextUtterance(MultipleChoice):
         return total
 
     def text_of(self, reply: list[int]) -> str:
-        """Return the text of a reply up to its end."""
         return decode_until(reply, self.info.vocabulary, self.info.vocabulary.cls)
 
 

@@ -47,7 +47,6 @@ class PairExample:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Its two texts, or three."""
         both = (self.text, self.pair)
         return both if self.negative is None else (*both, self.negative)
 
@@ -103,7 +102,6 @@ class SimilarityTask(Task):
             raise DataError(f"{where}: {few}, so that there is nothing to tell apart; give others")
 
     def facts(self, train: Sequence[PairExample]) -> dict[str, Any]:
-        """Return whether there are scores, and the largest one."""
         values = [example.value for example in train if example.value is not None]
         return {"scored": bool(values), "highest": max([1.0, *map(abs, values)])}
 

@@ -56,7 +56,6 @@ class TagExample:
 
     @property
     def words(self) -> list[str]:
-        """The words."""
         return [self.text[start:end] for start, end in self.spans]
 
     @classmethod

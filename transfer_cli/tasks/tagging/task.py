@@ -131,7 +131,6 @@ class _Window:
         return [start if reading.piece == "first" else past - 1 for _, start, past in self.words]
 
     def target(self, label: Sequence[int], reading: Reading) -> list[int]:
-        """Return the target of each token."""
         target = [IGNORE] * len(self.tokens)
         for (word, start, past), place in zip(self.words, self.read_at(reading), strict=True):
             tag = target[place] = label[word]
@@ -365,7 +364,6 @@ class TaggingTask(Task):
         return tags, [shares[numbers[tag]] for shares, tag in zip(shares_WC, tags, strict=True)]
 
     def entities(self, tags: Sequence[str], *, strict: bool = False) -> list[schemes.Entity]:
-        """Return the entities that tags mark."""
         return schemes.entities(tags, strict=strict) if self.marks_entities else []
 
     def said(self, answer: Answer) -> tuple[str, float]:
@@ -472,7 +470,6 @@ class TaggingTask(Task):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: no entities are found, or the commonest tag is said."""
         if self.marks_entities:
             f1 = measures.get("entity_f1", 1.0)
             if f1 > MARGIN:

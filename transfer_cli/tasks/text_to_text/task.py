@@ -405,7 +405,6 @@ class PrefixLM(CausalLM):
         return {"perplexity": exp_or_inf(loss), "loss": loss, "token_accuracy": right}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return those of `TextToTextTask.scores`."""
         return measures.declared_metrics() if self.writes_answers else ()
 
 
