@@ -237,16 +237,32 @@ class Table(LabelledFiles):
                 yield replace(row, label=labels if self.several else labels[0])
 
     def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
-        """See `LabelledFiles`; they are those of rows, if these are names."""
+        """See `LabelledFiles`; sorted: as numbers where all are whole numbers."""
         names = chain.from_iterable(row.labels for row in train) if self.named else ()
-        return sorted_labels(names)
+        labels = sorted(set(names))
+        # 18 digits always fit; a longer "number" is an identifier.
+        if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
+            labels.sort(key=int)
+        return tuple(labels)
 
     def build_examples(
         self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[Any]:
         """Return the examples in the rows of a split, whose labels are among those of `train`."""
-        numbers = label_numbers(rows, labels, where, split) if self.named else [()] * len(rows)
-        return [self.build_example(row, of_row) for row, of_row in zip(rows, numbers, strict=True)]
+        if not self.named:
+            return [self.build_example(row, ()) for row in rows]
+        numbers = {label: number for number, label in enumerate(labels)}
+        unknown = [(label, row) for row in rows for label in row.labels if label not in numbers]
+        if unknown:
+            (first, row), others = unknown[0], len({label for label, _ in unknown}) - 1
+            more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
+            raise DataError(
+                f"{row.file or where}, line {row.line}: the label {first!r}{more} of {split} is "
+                f"not among the {len(labels)} labels of train.{did_you_mean(first, labels)}"
+            )
+        return [
+            self.build_example(row, tuple(numbers[label] for label in row.labels)) for row in rows
+        ]
 
     def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
         """Return the example in a row, given the numbers of its labels."""
@@ -357,28 +373,3 @@ class HubTable(Table):
             elif given:
                 setattr(self, key, f"{place}/{given}")
         super().__post_init__()
-
-
-def sorted_labels(names: Iterable[str]) -> tuple[str, ...]:
-    """Return all labels, sorted: as numbers when all are whole numbers."""
-    labels = sorted(set(names))
-    # 18 digits always fit; a longer "number" is an identifier.
-    if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
-        labels.sort(key=int)
-    return tuple(labels)
-
-
-def label_numbers(
-    rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
-) -> list[tuple[int, ...]]:
-    """Return the numbers of each row's labels; all must occur in training."""
-    numbers = {label: number for number, label in enumerate(labels)}
-    unknown = [(label, row) for row in rows for label in row.labels if label not in numbers]
-    if unknown:
-        (first, row), others = unknown[0], len({label for label, _ in unknown}) - 1
-        more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
-        raise DataError(
-            f"{row.file or where}, line {row.line}: the label {first!r}{more} of {split} is not "
-            f"among the {len(labels)} labels of train.{did_you_mean(first, labels)}"
-        )
-    return [tuple(numbers[label] for label in row.labels) for row in rows]

@@ -280,7 +280,7 @@ def test_source_and_target_give_a_text_back_and_hide_the_share_that_is_asked():
         assert hidden.pop([*hidden][-1]) == []
         assert all(hidden.values())
         assert source[0] == text[0]
-        assert len(source) + len(target) == how.max_total_tokens(len(text))
+        assert len(source) + len(target) == sum(how.sizes(len(text)))
         share = sum(map(len, hidden.values())) / len(text)
         assert abs(share - 0.15) <= max(1 / len(text), 0.5 if len(text) < 4 else 0)
 

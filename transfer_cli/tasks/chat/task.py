@@ -21,7 +21,7 @@ from transfer_cli.data.chat_template import (
     render_with_spans,
 )
 from transfer_cli.data.columns import other_data_hint, turns_column
-from transfer_cli.data.encoded_task import EncodedRows, iterate_portions
+from transfer_cli.data.encoded_task import iterate_portions
 from transfer_cli.data.records import Record
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
@@ -32,28 +32,22 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exp_or_inf
-from transfer_cli.objectives.replies import Continued, decode_until, mask_special_tokens
+from transfer_cli.objectives.replies import Continued, mask_special_tokens
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.chat.conversations import ChatExample, parse_conversation
 from transfer_cli.tasks.scoring import exact_match, word_f1
 from transfer_cli.tasks.table import Table, TableRow
+from transfer_cli.tasks.text_to_text.task import EncodedTexts
 
 
-class EncodedConversations(EncodedRows):
-    """Conversations as rows of tokens."""
+class EncodedConversations(EncodedTexts):
+    """Conversations as rows of tokens; `end` ends what the model says."""
 
-    tokenizer: Tokenizer
-    end: int
-    """The token that ends what the model says."""
     given: Sequence[str]
     """The last answer of each row."""
     is_compared: Sequence[bool]
     """Whether that is whole, and no longer than what the model is asked to say."""
-
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer, whose tokens go on after its end."""
-        return decode_until(list(tokens), self.tokenizer, self.end).strip()
 
 
 @dataclass(frozen=True)
@@ -200,7 +194,7 @@ class ChatTask(Task):
 
     def _answer_text(self, data: Encoded, rows: Rows) -> str:
         (row,) = rows.values()
-        return cast("EncodedConversations", data).text_of(row["answer"])
+        return cast("EncodedConversations", data).text_of(row["answer"]).strip()
 
 
 @dataclass(frozen=True)

@@ -126,14 +126,16 @@ ROWS: Mapping[str, RowFormat] = {
     ),
 }  # fmt: skip
 
-_RACE = ("article", "questions", "options", "answers")
-
-FORMATS = ("auto", *ROWS, "race")
+_COLUMNS = {
+    **{kind: form.columns for kind, form in ROWS.items()},
+    "race": ("article", "questions", "options", "answers"),
+}
+"""Of each format those that tell it from the others."""
 
 
 def row_format(names: Sequence[str], name: str, line: int | None = None) -> RowFormat:
     """Return the format of a table with one question a row, by its columns."""
-    return ROWS[_find_format(names, name, line, tuple(ROWS))]
+    return ROWS[_find_format(names, name, line, ROWS)]
 
 
 def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
@@ -164,7 +166,7 @@ def _records(path: Path) -> Iterator[Record]:
 def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample]:
     kind = chosen
     if chosen == "auto":
-        kind = _find_format(tuple(record.fields), name, record.line, FORMATS[1:])
+        kind = _find_format(tuple(record.fields), name, record.line, _COLUMNS)
     if kind == "race":
         yield from _race_questions(record, name)
         return
@@ -214,10 +216,9 @@ def _texts(record: Record, column: str, name: str, least: int = 2) -> list[str]:
     return [text_of(Record(record.line, {column: cell}), column, name) for cell in cells]
 
 
-def _find_format(names: Sequence[str], name: str, line: int | None, among: Sequence[str]) -> str:
-    columns = {**{kind: form.columns for kind, form in ROWS.items()}, "race": _RACE}
+def _find_format(names: Sequence[str], name: str, line: int | None, among: Iterable[str]) -> str:
     for kind in among:
-        if set(columns[kind]) <= set(names):
+        if set(_COLUMNS[kind]) <= set(names):
             return kind
     where = name if line is None else f"{name}, line {line}"
     if not names:
@@ -225,8 +226,8 @@ def _find_format(names: Sequence[str], name: str, line: int | None, among: Seque
             f"{where}: no columns for a context and its choices; give a table, or JSON "
             'lines such as {"context": "It rains.", "choices": ["I get wet.", "I sing."]}.'
         )
-    expected = "; ".join(f"{kind}: {', '.join(columns[kind])}" for kind in among)
-    known = sum(columns.values(), ())
+    expected = "; ".join(f"{kind}: {', '.join(_COLUMNS[kind])}" for kind in among)
+    known = sum(_COLUMNS.values(), ())
     close = next(filter(None, (did_you_mean(column, known) for column in names)), "")
     columns_there = ", ".join(repr(column[:40]) for column in names[:10])
     raise DataError(

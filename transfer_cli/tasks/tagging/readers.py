@@ -7,7 +7,7 @@ a `DataError` with file and line.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,10 +165,10 @@ def _sentences_of_lines(
 ) -> Iterator[Sentence]:
     """Yield what stands between empty lines; `word_of` gives a word and its tag, or None."""
     words = list[tuple[str, str, int]]()
-    for number, line in numbered_lines(path):
+    for number, line in chain(numbered_lines(path), [(0, "")]):
         if not line.strip(" \t"):
             if words:
-                yield _sentence(words)
+                yield Sentence(*zip(*words, strict=True))
             words = []
             continue
         tagged = word_of(line, number)
@@ -178,13 +178,6 @@ def _sentences_of_lines(
             what = "word" if not tagged[0] else "tag"
             raise DataError(f"{path}, line {number}: the {what} is empty.")
         words.append((*tagged, number))
-    if words:
-        yield _sentence(words)
-
-
-def _sentence(tagged: Sequence[tuple[str, str, int]]) -> Sentence:
-    words, tags, lines = zip(*tagged, strict=True)
-    return Sentence(words, tags, lines)
 
 
 def read_jsonl(path: Path, names: Sequence[str] | None) -> Iterator[Sentence]:

@@ -363,8 +363,8 @@ class TaggingTask(Task):
         tags, numbers = self.decode(shares_WC), {tag: at for at, tag in enumerate(self.labels)}
         return tags, [shares[numbers[tag]] for shares, tag in zip(shares_WC, tags, strict=True)]
 
-    def entities(self, tags: Sequence[str], *, strict: bool = False) -> list[schemes.Entity]:
-        return schemes.entities(tags, strict=strict) if self.marks_entities else []
+    def entities(self, tags: Sequence[str]) -> list[schemes.Entity]:
+        return schemes.entities(tags) if self.marks_entities else []
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return entities, or each word with its tag, and how sure the least sure word is."""

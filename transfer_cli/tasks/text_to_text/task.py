@@ -58,14 +58,14 @@ class TextToTextExample:
 
 
 class EncodedTexts(EncodedRows):
-    """Sources as rows of tokens, with their targets if they have one."""
+    """Sources as rows of tokens, with what was written after them if that is known."""
 
     tokenizer: Tokenizer
     end: int
-    """The token that ends a target."""
+    """The token that ends what is written."""
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text of a target, whose tokens go on after its end."""
+        """Return the text that a model wrote, whose tokens go on after its end."""
         return decode_until(list(tokens), self.tokenizer, self.end)
 
 
@@ -335,7 +335,7 @@ class PrefixLM(CausalLM):
             rows.append(
                 self.corruption.source_and_target(text[first : first + most], self._marks, draws_TC)
             )
-        width = self.corruption.max_total_tokens(min(length, most))
+        width = sum(self.corruption.sizes(min(length, most)))
         width += len(self._begin) + len(self._start) + 2
         return {"index": batch["index"], **self._as_rows(rows, width)}
 
