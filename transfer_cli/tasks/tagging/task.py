@@ -92,9 +92,22 @@ def of_words(data: Any, rows: Mapping[int, Mapping[str, Any]], name: str) -> lis
     return [window[name][place] for row, window in rows.items() for place in data.read_at[row]]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How tags are read and learnt.
+def encode_words(
+    examples: Sequence[TagExample],
+    tokenizer: Tokenizer,
+    length: int,
+    direction: str,
+    piece: Literal["first", "last"],
+    *,
+    stride: int | None = None,
+    inside: Sequence[int] | None = None,
+) -> EncodedWords:
+    """Return texts as rows of at most `length` tokens, with targets if their tags are known.
+
+    A word that is longer than a row is cut. One without pieces is the unknown token.
+
+    Batch keys: `word`; if tags are known `target`, the tag of a word at the piece where it is read
+    (and at the others with `inside`), `IGNORE` elsewhere.
 
     Args:
         piece: The piece of a word at which its tag is read.
@@ -102,86 +115,50 @@ class Reading:
         inside: The label of the pieces behind the one that is read, by the label of the word; those
             before it have the word's. None: only the piece that is read has a target.
     """
-
-    piece: Literal["first", "last"]
-    stride: int | None = None
-    inside: Sequence[int] | None = None
-
-
-@dataclass(frozen=True)
-class _Window:
-    """A window: its tokens, and of each of its own words the number, first piece and end."""
-
-    tokens: list[int]
-    words: list[tuple[int, int, int]]
-
-    @classmethod
-    def from_pieces(
-        cls, pieces: Sequence[list[int]], window: tuple[int, int], owned: range, before: list[int]
-    ) -> "_Window":
-        tokens, words = [*before], []
-        for word in range(*window):
-            start = len(tokens)
-            tokens += pieces[word]
-            if word in owned:
-                words.append((word, start, len(tokens)))
-        return cls(tokens, words)
-
-    def read_at(self, reading: Reading) -> list[int]:
-        return [start if reading.piece == "first" else past - 1 for _, start, past in self.words]
-
-    def target(self, label: Sequence[int], reading: Reading) -> list[int]:
-        target = [IGNORE] * len(self.tokens)
-        for (word, start, past), place in zip(self.words, self.read_at(reading), strict=True):
-            tag = target[place] = label[word]
-            if reading.inside is not None:
-                target[start:place] = [tag] * (place - start)
-                target[place + 1 : past] = [reading.inside[tag]] * (past - place - 1)
-        return target
-
-
-def encode_words(
-    examples: Sequence[TagExample],
-    tokenizer: Tokenizer,
-    length: int,
-    direction: str,
-    reading: Reading,
-) -> EncodedWords:
-    """Return texts as rows of at most `length` tokens, with targets if their tags are known.
-
-    A word that is longer than a row is cut. One without pieces is the unknown token.
-
-    Batch keys: `word`; if tags are known `target`, the tag of a word at the piece where it is read
-    (and at the others with `Reading.inside`), `IGNORE` elsewhere.
-    """
     before, after = specials_around(tokenizer, direction)
     room = length - len(before) - len(after)
     if room < 1:
         raise ConfigError(f"data.length is {length}, which leaves no room for a word; raise it")
     known = have_answers([example.label for example in examples], "tags")
-    rows, example_of, is_cut = list[_Window](), list[int](), list[bool]()
+    rows, read_at, target, example_of, is_cut = [], [], [], [], []
     for at, whole in enumerate(_encode_pieces(examples, tokenizer)):
         is_cut.append(any(len(word) > room for word in whole))
         pieces = [word[:room] for word in whole]
-        windows = word_windows([*map(len, pieces)], room, reading.stride)
+        label = examples[at].label or [0] * len(pieces)
+        windows = word_windows([*map(len, pieces)], room, stride)
         for window, owned in zip(windows, owned_words(len(pieces), windows), strict=True):
-            rows.append(_Window.from_pieces(pieces, window, owned, before))
+            places, tags = _window_targets(pieces, window, owned, label, piece, inside)
+            rows.append([*before, *chain.from_iterable(pieces[slice(*window)]), *after])
+            read_at.append([len(before) + place for place in places])
+            target.append([*[IGNORE] * len(before), *tags, *[IGNORE] * len(after)])
             example_of.append(at)
-    target = None
-    if known:
-        target = [
-            [*row.target(examples[at].label or (), reading), *[IGNORE] * len(after)]
-            for row, at in zip(rows, example_of, strict=True)
-        ]
     return EncodedWords(
-        examples,
-        [row.tokens + after for row in rows],
-        tokenizer.pad,
-        [row.read_at(reading) for row in rows],
-        target,
-        example_of=example_of,
-        is_cut=is_cut,
-    )
+        examples, rows, tokenizer.pad, read_at, target if known else None,
+        example_of=example_of, is_cut=is_cut,
+    )  # fmt: skip
+
+
+def _window_targets(
+    pieces: Sequence[Sequence[int]],
+    window: tuple[int, int],
+    owned: range,
+    label: Sequence[int],
+    piece: str,
+    inside: Sequence[int] | None,
+) -> tuple[list[int], list[int]]:
+    """Return the pieces at which a window's own words are read, and the target of each piece."""
+    read_at, target = list[int](), list[int]()
+    for word in range(*window):
+        size = len(pieces[word])
+        place = 0 if piece == "first" else size - 1
+        ahead = tag = behind = IGNORE
+        if word in owned:
+            read_at.append(len(target) + place)
+            tag = label[word]
+            if inside is not None:
+                ahead, behind = tag, inside[tag]
+        target += [*[ahead] * place, tag, *[behind] * (size - place - 1)]
+    return read_at, target
 
 
 def _word_index(rows: Sequence[Sequence[int]], read_at: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -254,7 +231,7 @@ class TaggingTask(Task):
         marks_entities: Whether they are BIO tags of entities; else each stands for itself.
         piece: The piece of a word at which its tag is read; auto: the last one in a causal model,
             which has not seen the word before, else the first.
-        label_all: Whether all pieces of a word have a target; see `Reading`.
+        label_all: Whether all pieces of a word have a target; see `encode_words`.
         stride: Words that two windows of a long text share; None: half of one.
         words: Where `read` parts words: at blanks, or at marks such as commas, too.
         scheme: That of other files: auto, or iob1, which a file of few entities may not show.
@@ -317,13 +294,13 @@ class TaggingTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedWords:
-        by_direction: Literal["first", "last"] = "last" if direction == "causal" else "first"
-        reading = Reading(
-            by_direction if self.piece == "auto" else self.piece,
-            self.stride,
-            [self._continuation(tag) for tag in self.labels] if self.label_all else None,
+        piece = self.piece
+        if piece == "auto":
+            piece = "last" if direction == "causal" else "first"
+        inside = [self._continuation(tag) for tag in self.labels] if self.label_all else None
+        return encode_words(
+            examples, tokenizer, length, direction, piece, stride=self.stride, inside=inside
         )
-        return encode_words(examples, tokenizer, length, direction, reading)
 
     def _continuation(self, tag: str) -> int:
         """Return the number of the tag with which another one goes on."""
