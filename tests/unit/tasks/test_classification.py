@@ -16,7 +16,7 @@ from transfer_cli.data.table import open_table
 from transfer_cli.data.wanted import LABEL, Chosen, Wanted
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
-from transfer_cli.objectives.classification import Classification, matthews
+from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks import classification
 from transfer_cli.tasks.classification import ClassificationTask, num_right_by_words
 from transfer_cli.tasks.glue import TASKS, Glue
@@ -232,22 +232,6 @@ def test_a_folder_without_the_files_and_a_task_that_is_none_are_refused(tmp_path
         Glue(task="rte", folder=str(tmp_path / "none")).load(tmp_path, 0)
     with pytest.raises(ValueError, match=r"'mmli' is not one of .* Did you mean 'mnli'"):
         Glue(task="mmli", folder=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ([[40, 10], [5, 45]], 0.7035265),
-        ([[50, 0], [50, 0]], 0.0),
-        ([[3, 0, 0], [0, 4, 0], [0, 0, 5]], 1.0),
-    ],
-)
-def test_matthews_is_the_correlation_of_labels_and_answers(table, expected):
-    table = torch.tensor(table, dtype=torch.float64)
-
-    correlation = matthews(table.diagonal(), table.sum(1), table.sum(0))
-
-    assert correlation == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
