@@ -89,7 +89,7 @@ def _answer_as_dialog(
     for line in _typed_lines():
         history.append(line)
         example = DialogExample(persona, history, ())
-        context, _ = task.context(example, tokenizer, room)
+        context = task.context(example, tokenizer, room)
         begin_R, tokens_RT, segment_RT = (
             torch.tensor(values, device=precision.device)
             for values in ([len(context.tokens)], [context.tokens], [context.speakers])

@@ -40,6 +40,7 @@ from transfer_cli.tasks.base import (
     TextsTask,
     baseline_failure,
     mean_by_label,
+    rarest_labels,
 )
 from transfer_cli.tasks.table import Table, TableRow
 
@@ -120,12 +121,7 @@ class MultilabelTask(TextsTask):
             )
 
     def strata(self, examples: Sequence[LabelsExample]) -> Sequence[int]:
-        """Return the rarest label of each, so that a share has of each; of none, one more."""
-        count = Counter(chain.from_iterable(example.label or () for example in examples))
-        return [
-            min(example.label or (), key=lambda number: (count[number], number), default=-1)
-            for example in examples
-        ]
+        return rarest_labels(examples)
 
     def facts(self, train: Sequence[LabelsExample]) -> dict[str, list[float]]:
         count = Counter(chain.from_iterable(example.label or () for example in train))

@@ -174,9 +174,8 @@ class Table(LabelledFiles):
         rows = {split: [*chain(*(file.rows for file in files))] for split, files in tables.items()}
         first = next(iter(paths))
         labels = self.labels(rows[first])
-        if (
-            labels and first != INPUT
-        ):  # there a run says what its labels are, see `with_label_numbers`
+        # What a run is scored on has the labels of the run, see `with_label_numbers`.
+        if labels and first != INPUT:
             rows = self._relabel(rows, list_names(paths[first], 1))
             labels = self.labels(rows[first])
         if labels and len(paths[first]) > 1:
@@ -373,3 +372,11 @@ class HubTable(Table):
             elif given:
                 setattr(self, key, f"{place}/{given}")
         super().__post_init__()
+
+
+def nonempty_text(record: Record, column: str, name: str) -> str:
+    """Return the text in a column that holds more than blanks."""
+    text = text_of(record, column, name)
+    if not text.strip():
+        raise DataError(f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}")
+    return text

@@ -21,7 +21,7 @@ from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import DECIMALS, Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.regression import correlations, format_number, number_problem
 from transfer_cli.tasks.similarity.retrieval import retrieval_measures
-from transfer_cli.tasks.table import Table, TableRow
+from transfer_cli.tasks.table import Table, TableRow, nonempty_text
 
 NO_TEXT = -1
 """The number of a text that an example lacks."""
@@ -203,13 +203,6 @@ class SimilarityTask(Task):
         return {"cosine": round(answer["cosine"], DECIMALS)}
 
 
-def _nonempty(record: Record, column: str, name: str) -> str:
-    text = text_of(record, column, name)
-    if not text.strip():
-        raise DataError(f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}")
-    return text
-
-
 @dataclass(kw_only=True)
 class PairsTable(Table):
     """Own tables of pairs of texts; see `tasks.table.Table`.
@@ -234,11 +227,13 @@ class PairsTable(Table):
 
     def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         record = columns.join_texts(record, name)
-        anchor, other = (_nonempty(record, str(key), name) for key in (columns.text, columns.pair))
+        anchor, other = (
+            nonempty_text(record, str(key), name) for key in (columns.text, columns.pair)
+        )
         column = "negative" if self.negative is None else str(self.negative)
         negative = None
         if self.negative is not None or record.fields.get(column):
-            negative = _nonempty(record, column, name)
+            negative = nonempty_text(record, column, name)
         value = _score_of(record, columns.label, name) if columns.label else None
         if value is not None and negative is not None:
             raise DataError(
@@ -310,7 +305,9 @@ class InferenceTable(PairsTable):
                 f"{name}: which columns are the premise and the hypothesis? Say data.text=COLUMN "
                 "data.pair=COLUMN."
             )
-        premise, hypothesis = (_nonempty(record, key, name) for key in (columns.text, columns.pair))
+        premise, hypothesis = (
+            nonempty_text(record, key, name) for key in (columns.text, columns.pair)
+        )
         return TableRow(record.line, premise, label, hypothesis)
 
     def build_examples(

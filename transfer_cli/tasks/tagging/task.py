@@ -38,6 +38,7 @@ from transfer_cli.tasks.base import (
     Task,
     baseline_failure,
     mean_by_label,
+    rarest_labels,
 )
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import WORDS, TagExample
@@ -280,12 +281,7 @@ class TaggingTask(Task):
             )
 
     def strata(self, examples: Sequence[TagExample]) -> Sequence[int]:
-        """Return the rarest tag of each, so that a share has entities of each type."""
-        count = Counter(chain.from_iterable(example.label or () for example in examples))
-        return [
-            min(example.label or (), key=lambda number: (count[number], number))
-            for example in examples
-        ]
+        return rarest_labels(examples)
 
     def encode(
         self,

@@ -31,7 +31,7 @@ from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import Chosen, Wanted
-from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import SettledDirection
@@ -44,7 +44,7 @@ from transfer_cli.objectives.replies import Averaged, Continued, decode_until, m
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.scoring import rouge_l
-from transfer_cli.tasks.table import Table, TableRow
+from transfer_cli.tasks.table import Table, TableRow, nonempty_text
 from transfer_cli.tasks.text_to_text import measures
 from transfer_cli.tasks.text_to_text.corruption import build_noise
 
@@ -227,12 +227,8 @@ class TextPairsTable(Table):
 
     def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         record = columns.join_texts(record, name)
-        source, target = (text_of(record, column, name) for column in (columns.text, columns.label))
-        for column, text in ((columns.text, source), (columns.label, target)):
-            if not text.strip():
-                raise DataError(
-                    f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}"
-                )
+        columns_read = (columns.text, columns.label)
+        source, target = (nonempty_text(record, column, name) for column in columns_read)
         return TableRow(record.line, source, target)
 
     def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> TextToTextExample:
