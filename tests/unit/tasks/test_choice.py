@@ -2,14 +2,12 @@
 
 import csv
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.data import sample
 from transfer_cli.data.records import Record
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import DataError
@@ -22,7 +20,6 @@ from transfer_cli.tasks.choice.task import (
     hits_and_ranks,
     read_examples,
 )
-from transfer_cli.tasks.samples import EmbeddedSample
 
 TASK = ChoiceTask()
 
@@ -226,30 +223,6 @@ def test_questions_of_any_row_format_can_be_asked_without_an_answer():
     assert TASK.read(record, "sent1", None, "x") == ChoiceExample("He", ["0", "1", "2", "3"], "She")
     with pytest.raises(DataError, match="x: the columns 'text' are those of no format"):
         TASK.text_column(["text"], "x")
-
-
-# --- the sample --------------------------------------------------------------------------------
-
-
-def test_the_sample_gives_nothing_away():
-    data = EmbeddedSample("choices").load(None, 0)
-
-    assert {name: len(split) for name, split in data.splits.items()} == {
-        "train": 144, "validation": 96, "test": 288,
-    }  # fmt: skip
-    known = {example.context for example in data.splits["train"]}
-    for name, examples in data.splits.items():
-        counts = np.array([len(example.choices) for example in examples])
-        assert set(counts) == {2, 3, 4, 5}
-        first = np.mean([example.label == 0 for example in examples])
-        assert first == pytest.approx(np.mean(1 / counts), abs=0.12)
-        assert name == "train" or not known & {example.context for example in examples}
-    again = [
-        replace(example, label=None)
-        for example in EmbeddedSample("choices").load(None, 1).splits["test"]
-    ]
-    assert again == [replace(example, label=None) for example in data.splits["test"]]
-    assert sample.choices(1) != sample.choices(0)
 
 
 TWO = ChoiceExample("the old bridge", ["red", "blue over a river"], "is", 1)

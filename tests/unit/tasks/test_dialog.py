@@ -27,7 +27,6 @@ from transfer_cli.tasks.dialog.task import (
     parse_turn,
     read_turns,
 )
-from transfer_cli.tasks.samples import EmbeddedSample
 
 WORDS = "i like football am from NYC how are you ? pretty fine great ! a b c d e"
 SLIDE = DialogExample(
@@ -226,18 +225,6 @@ def test_one_candidate_can_be_asked_about():
     assert parse_turn({"history": ["a"], "candidates": ["x"]}, "x").choices == ["x"]
 
 
-def test_the_sample_gives_nothing_away():
-    data = EmbeddedSample("dialog").load(None, 0)
-
-    assert {name: len(split) for name, split in data.splits.items()} == {
-        "train": 144, "validation": 96, "test": 288,
-    }  # fmt: skip
-    for examples in data.splits.values():
-        assert {len(turn.choices) for turn in examples} == {6}
-    known = {turn.history[-1] for turn in data.splits["train"]}
-    assert not known & {turn.history[-1] for turn in data.splits["test"]}
-
-
 LOSS_WORDS = "the old bridge is red blue over a river and new"
 TOKENIZER = WordPiece(size=80).make(lambda: iter([LOSS_WORDS] * 3))
 TASK = DialogTask(speakers=("is", "and"))
@@ -319,14 +306,3 @@ def test_what_is_said_follows_from_the_context_alone(asked):
             assert int(logits.argmax()) == int(said)
             so_far = torch.cat([so_far, said[None]])
             speakers = torch.cat([speakers, torch.zeros(1, dtype=torch.long)])
-
-
-def test_a_reply_ends_with_the_positions_of_the_model(asked):
-    _, model, batch, _ = asked
-    tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
-
-    begin = torch.tensor([tokens.shape[1]] * 2)
-    texts = Continued(model, tokens, segment, begin, max_tokens=60)
-    answers = texts.pick_tokens(lambda logits: logits.argmax(1))
-
-    assert answers.shape == (2, 60)

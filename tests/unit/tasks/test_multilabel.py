@@ -23,7 +23,6 @@ from transfer_cli.tasks.multilabel import (
     MultilabelTask,
     best_f1_threshold,
 )
-from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.table import Table
 
 TASK = MultilabelTask(("a", "b", "c"))
@@ -214,13 +213,6 @@ def test_very_many_labels_are_refused(load):
 
     with pytest.raises(DataError, match=r"line 3335: more than 10,000 different labels"):
         load(*rows, label="labels")
-
-
-def test_the_sample_has_each_label_and_texts_without_any():
-    for examples in EmbeddedSample("labels").load(None, 0).splits.values():
-        count = [sum(at in example.label for example in examples) for at in range(4)]
-        assert count == [len(examples) // 3] * 4
-        assert sum(example.label == () for example in examples) == len(examples) // 6
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from transfer_cli.tasks.regression import (
     correlation,
     correlations,
 )
-from transfer_cli.tasks.samples import EmbeddedSample
 
 TASK = RegressionTask(mean=2.0, scale=0.5)
 
@@ -167,13 +166,6 @@ def test_numbers_of_rows_are_no_answers(load):
 def test_numbers_that_are_all_equal_teach_nothing(load):
     with pytest.raises(DataError, match="all examples have the number 3; there is nothing to"):
         load(*(f"text no {n},3.0" for n in range(30)), label="score")
-
-
-def test_the_sample_has_as_much_of_each_size():
-    data = EmbeddedSample("numbers").load(None, 0)
-
-    for split in data.splits.values():
-        assert set(np.bincount([int(example.value) for example in split])) == {len(split) // 6}
 
 
 def bound(**options):

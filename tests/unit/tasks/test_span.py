@@ -13,7 +13,6 @@ from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError
 from transfer_cli.tasks import scoring
 from transfer_cli.tasks.base import rows_by_example
-from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.span.task import NO_ANSWER, SpanExample, SpanTask, Squad
 from transfer_cli.tasks.span.windows import (
     FIRST,
@@ -379,18 +378,3 @@ def test_few_misplaced_answers_are_left_out_of_training_alone(tmp_path, caplog):
     assert len(data.splits["train"]) == 199
     assert len(data.splits["validation"]) == 200
     assert "1 of 200 questions are left out" in caplog.text
-
-
-def test_the_sample_asks_for_one_of_several_names(tmp_path):
-    data = EmbeddedSample("spans").load(tmp_path, 0)
-
-    sizes = {name: len(examples) for name, examples in data.splits.items()}
-    names = {
-        name: {a for example in examples for a in example.answers}
-        for name, examples in data.splits.items()
-    }
-    assert sizes == {"train": 1200, "validation": 120, "test": 300}
-    assert not names["train"] & names["test"]
-    for example in data.splits["test"]:
-        assert not example.answers or example.context.startswith(example.answers[0], example.start)
-    assert sum(not example.answers for example in data.splits["test"]) == 60
