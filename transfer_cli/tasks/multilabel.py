@@ -50,8 +50,6 @@ SEPARATOR = "|"
 DEFAULT_THRESHOLD = 0.5
 """The threshold of a label for which none was fitted."""
 
-_PADDING = -1
-
 
 @dataclass(frozen=True, slots=True)  # there may be millions
 class LabelsExample:
@@ -133,7 +131,7 @@ class MultilabelTask(TextsTask):
             return {}
         known = [labels or () for labels in numbers]
         # Of many labels a text has few: their numbers take less than a table of yes and no.
-        targets = np.full((len(known), max(map(len, known))), _PADDING, dtype=np.int64)
+        targets = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
         for row, labels in enumerate(known):
             targets[row, : len(labels)] = labels
         return {"labels": targets}

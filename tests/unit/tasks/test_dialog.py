@@ -119,15 +119,6 @@ def test_the_oldest_utterances_go_first_then_the_end_of_the_persona(length, kept
     assert max(len(text.split()) for text in texts) <= length
 
 
-def test_counts_of_words_are_those_of_the_replies_whatever_the_candidates(tokenizer):
-    few, more = (
-        replace(SLIDE, choices=[*["a b"] * number, "great !"], label=number) for number in (1, 5)
-    )
-    for example in (few, more):
-        batch = DialogTask().encode([example], tokenizer, 64, "causal").batch(np.array([0]))
-        assert int((batch["next_tokens"] != IGNORE).sum()) == 3
-
-
 def test_marks_may_be_any_texts_but_not_the_same(tokenizer):
     text = encoded(SLIDE, tokenizer, speakers=("i am", "you"))[1][0]
 

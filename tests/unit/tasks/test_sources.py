@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.config.build import build
 from transfer_cli.config.models import expand_short_name, listed_models
-from transfer_cli.data.labelled import Example, TaskData
-from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.data.labelled import Example
+from transfer_cli.errors import DataError
 from transfer_cli.tasks import trec
 from transfer_cli.tasks.multilabel import LabelsTable
 from transfer_cli.tasks.regression import NumberTable
-from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.sources import hold_out, hold_out_groups, keep_few
 from transfer_cli.tasks.span.task import SpanExample, SpanTask
 from transfer_cli.tasks.table import Table
@@ -294,24 +292,6 @@ def test_a_label_that_training_never_showed_is_named(write):
         match=r"v\.csv, line 3: the label 'yse' \(and 1 other label\) of validation .* mean 'yes'",
     ):
         Table(train=write("a.csv", ROWS), validation=validation).load(Path(), 0)
-
-
-def test_an_unknown_format_is_refused_with_the_nearest():
-    node = {"_target_": "transfer_cli.tasks.table.Table", "train": "a", "format": "cvs"}
-
-    with pytest.raises(ConfigError, match=r"data\.format: expected one of .* Did you mean 'csv'"):
-        build(node, "data", TaskData)
-
-
-# ------------------------------------------------------------------------------------- sample
-
-
-def test_the_sample_questions_are_a_task():
-    data = EmbeddedSample("questions", labelled=12).load(Path(), 0)
-
-    assert {"train", "validation", "test"} == set(data.splits)
-    assert counts(data.splits["train"]) == dict.fromkeys(range(6), 2)
-    assert data.splits["test"] == EmbeddedSample("questions").load(Path(), 1).splits["test"]
 
 
 # --- short names of published models -------------------------------------------------------------

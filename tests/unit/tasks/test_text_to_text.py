@@ -160,7 +160,6 @@ def test_an_answer_does_not_depend_on_the_target_beside_it(direction, beams):
     ("given", "said", "expected"),
     [
         ("the cat sat", "The cat, sat!", 1),
-        ("police killed the gunman", "police kill the gunman", 0.75),
         ("police killed the gunman", "the gunman kill police", 0.5),
         ("a b c d", "a x c", 2 * 2 / 7),
         ("", "", 1),

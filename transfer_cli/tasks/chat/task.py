@@ -6,7 +6,7 @@ Legend: B conversations, T positions, R conversations to be answered, V vocabula
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -175,26 +175,24 @@ class ChatTask(Task):
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
         return {"answer": self._answer_text(data, rows)}
 
-    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+    def result(self, data: Any, example: int, rows: Rows) -> Result:
         """See `Task`; an answer is as right as the F1 of its words."""
-        given = cast("EncodedConversations", data).given[example]
-        predicted = self._answer_text(data, rows)
+        given, predicted = data.given[example], self._answer_text(data, rows)
         return Result(given, predicted, score=word_f1(given, predicted))
 
-    def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
+    def scores(self, data: Any, rows: Mapping[int, Rows]) -> dict[str, float]:
         """See `Task`; longer answers than are asked for are not compared."""
-        of_rows = cast("EncodedConversations", data)
         pairs = [
-            (of_rows.given[at], self._answer_text(data, row))
+            (data.given[at], self._answer_text(data, row))
             for at, row in rows.items()
-            if of_rows.is_compared[at]
+            if data.is_compared[at]
         ]
         measured = {"exact_match": exact_match, "f1": word_f1} if pairs else {}
         return {name: sum(starmap(of, pairs)) / len(pairs) for name, of in measured.items()}
 
-    def _answer_text(self, data: Encoded, rows: Rows) -> str:
+    def _answer_text(self, data: Any, rows: Rows) -> str:
         (row,) = rows.values()
-        return cast("EncodedConversations", data).text_of(row["answer"]).strip()
+        return str(data.text_of(row["answer"])).strip()
 
 
 @dataclass(frozen=True)

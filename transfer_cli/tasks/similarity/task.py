@@ -23,9 +23,6 @@ from transfer_cli.tasks.regression import correlations, format_number, number_pr
 from transfer_cli.tasks.similarity.retrieval import retrieval_measures
 from transfer_cli.tasks.table import Table, TableRow, nonempty_text
 
-NO_TEXT = -1
-"""The number of a text that an example lacks."""
-
 
 @dataclass(frozen=True, slots=True)  # there may be millions
 class PairExample:
@@ -112,14 +109,14 @@ class SimilarityTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedGroups:
-        """See `Task`; `texts` `[N, K]` has equal numbers for texts that are not told apart."""
+        """See `Task`; `texts` `[N, K]` has one number for texts that are not told apart, or -1."""
         read = str.lower if self.lowercase else str
         texts = [
             Example(read(self.prompt + text)) for example in examples for text in example.texts
         ]
         numbers: dict[str, int] = {}
         most = max(len(example.texts) for example in examples)
-        number_NK: Any = np.full((len(examples), most), NO_TEXT)
+        number_NK: Any = np.full((len(examples), most), -1)
         for row, example in enumerate(examples):
             for place, text in enumerate(example.texts):
                 number = numbers.setdefault(text, len(numbers))

@@ -30,7 +30,6 @@ _WORD_ID = re.compile(r"[1-9][0-9]*")
 _OTHER_ID = re.compile(r"[0-9]+[-.][0-9]+")
 """Words that are written as one (3-4), and empty nodes (8.1)."""
 
-_DOCUMENT = "-DOCSTART-"
 _BLANKS = re.compile("[ \t]+")
 _BRAT = re.compile(r"T[0-9]+\t\S+ [0-9]+ [0-9]+.*\t")
 _ENTITIES = ("entities", "spans", "label", "labels")
@@ -105,7 +104,7 @@ def read_conll(path: Path, word: int, tag: int, *, comments: bool) -> Iterator[S
 
     def word_of(line: str, number: int) -> tuple[str, str] | None:
         nonlocal width, cure
-        if line.startswith(_DOCUMENT) or (comments and line.startswith("#")):
+        if line.startswith("-DOCSTART-") or (comments and line.startswith("#")):
             return None
         if number == 1 and _BRAT.match(line):
             raise DataError(
@@ -168,7 +167,8 @@ def _sentences_of_lines(
     for number, line in chain(numbered_lines(path), [(0, "")]):
         if not line.strip(" \t"):
             if words:
-                yield Sentence(*zip(*words, strict=True))
+                tokens, tags, lines = zip(*words, strict=True)
+                yield Sentence(tokens, tags, lines)
             words = []
             continue
         tagged = word_of(line, number)
