@@ -51,6 +51,7 @@ class TableRow:
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """All labels of the row."""
         return (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
 

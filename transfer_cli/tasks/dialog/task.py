@@ -433,6 +433,7 @@ class NextUtterance(MultipleChoice):
         return total
 
     def text_of(self, reply: list[int]) -> str:
+        """Return the text of a reply up to its end."""
         return decode_until(reply, self.info.vocabulary, self.info.vocabulary.cls)
 
 

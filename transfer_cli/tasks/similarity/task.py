@@ -44,6 +44,7 @@ class PairExample:
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """Its two texts, or three."""
         both = (self.text, self.pair)
         return both if self.negative is None else (*both, self.negative)
 

@@ -42,10 +42,12 @@ class SpanExample:
 
     @property
     def text(self) -> str:
+        """The first text."""
         return self.question
 
     @property
     def pair(self) -> str:
+        """The second text."""
         return self.context
 
 

@@ -55,6 +55,7 @@ class TagExample:
 
     @property
     def words(self) -> list[str]:
+        """The words."""
         return [self.text[start:end] for start, end in self.spans]
 
     @classmethod

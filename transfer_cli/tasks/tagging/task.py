@@ -337,6 +337,7 @@ class TaggingTask(Task):
         return tags, [shares[numbers[tag]] for shares, tag in zip(shares_WC, tags, strict=True)]
 
     def entities(self, tags: Sequence[str]) -> list[schemes.Entity]:
+        """Return the entities that tags mark."""
         return schemes.entities(tags) if self.marks_entities else []
 
     def said(self, answer: Answer) -> tuple[str, float]:
