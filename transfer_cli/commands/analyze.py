@@ -258,7 +258,7 @@ def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -
     kind = reading.format_of("auto", path)
     selection = Wanted(labelled=False, keys="")
     with reading.open_input(path, kind, Layout(), selection) as opened_input:
-        chosen = opened_input.table.columns(selection, selection)
+        chosen = reading.columns_for(opened_input.table, selection, selection, task)
         columns = Columns(chosen, keep=False, task=task)
         rows = reading.read_rows(opened_input.table, columns, readers.refuse)
         examples = [row.example for row in islice(rows, MOST_TEXTS)]

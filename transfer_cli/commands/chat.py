@@ -64,7 +64,7 @@ def _dialog_prompts(
         texts = [str(turn["content"]) for turn in messages]
         persona = sum(turn["role"] == "system" for turn in messages)
         example = DialogExample(texts[:persona], texts[persona:], ())
-        context, _ = task.context(example, tokenizer, room)
+        context = task.context(example, tokenizer, room)
         return Prompt(layout, context.tokens, segments=context.speakers)
 
     return prompt

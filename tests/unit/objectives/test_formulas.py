@@ -139,6 +139,7 @@ FORMULAS = {
         measured("matthews", TWO)["matthews"],
         np.corrcoef(np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], TWO.ravel(), axis=1))[0, 1],
     ),
+    "matthews of one answer": lambda: (measured("matthews", TWO * [1, 0])["matthews"], 0),
     "F1 of two": lambda: (
         measured("f1", TWO)["f1"], 2 * TWO[1, 1] / (TWO[1].sum() + TWO[:, 1].sum()),
     ),

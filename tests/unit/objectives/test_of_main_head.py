@@ -34,9 +34,7 @@ def texts():
     """Return texts without tags, in which a word is read at each second token."""
     rows = tiny.Questions(examples=6).rows
     read_at = [range(0, len(row) - 1, 2) for row in rows]
-    return EncodedWords(
-        rows, rows, tiny.VOCABULARY.pad, read_at, None, example_of=range(6), is_cut=[False] * 6
-    )
+    return EncodedWords(rows, rows, tiny.VOCABULARY.pad, read_at, None)
 
 
 def answered(seed=0):

@@ -33,7 +33,7 @@ from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, OnError
 from transfer_cli.data.table import OpenTable, Refuse, Skipped, warn_of_skipped
-from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted, parse_columns
+from transfer_cli.data.wanted import ANY, Chosen, Wanted, parse_columns
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN_CHARACTERS
 from transfer_cli.engine.precision import device_and_precision
@@ -149,7 +149,7 @@ def _opener_and_chooser(
         return reading.open_input(name, table_format, _layout(config), columns)
 
     def choose(table: OpenTable, first: Wanted | None) -> Chosen:
-        return _choose_columns(table, typed, first or trained_on, ensemble.task)
+        return reading.columns_for(table, typed, first or trained_on, ensemble.task)
 
     return open_one, choose
 
@@ -223,14 +223,6 @@ def _wanted_columns(
     trained_on = ensemble.first.columns
     columns = parse_columns(config.text or text, config.pair or pair, None)
     return replace(columns, join=trained_on.join, labelled=False, keys=""), trained_on
-
-
-def _choose_columns(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:
-    """Return the columns to read: those that were typed, now or for training, else the task's."""
-    column = reading.task_column(table.names, asked, trained_on, task, table.name)
-    if column is not None:
-        return Chosen(column, None, LABEL)
-    return table.columns(replace(asked, paired=task.reads_pairs), trained_on)
 
 
 def _output_path(config: PredictConfig, test: str, submission: Submission | None) -> str:

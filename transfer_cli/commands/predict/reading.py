@@ -82,6 +82,14 @@ def task_column(
     return None if is_typed else task.text_column(names, name)
 
 
+def columns_for(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:
+    """Return the columns to read: those that were typed, now or for training, else the task's."""
+    column = task_column(table.names, asked, trained_on, task, table.name)
+    if column is not None:
+        return Chosen(column, None, LABEL)
+    return table.columns(replace(asked, paired=task.reads_pairs), trained_on)
+
+
 def example_from_record(record: Record, task: Task, trained_on: Wanted, name: str) -> Any:
     """Return the example in a record that stands alone, whose columns are found as in a table.
 
