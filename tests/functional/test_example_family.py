@@ -12,7 +12,6 @@ from tests.functional.conftest import LOOP
 from tests.published import byte_pairs
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.errors import ConfigError
-from transfer_cli.interop import families as registry
 from transfer_cli.interop.decoders import Gpt2
 from transfer_cli.interop.families import families, register_family
 from transfer_cli.model.backbone import Backbone
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.usefixtures("mylab")
 
 PLUGIN = ("--plugin", "mylab")
 WIDTH, HEADS, DEPTH, INNER, POSITIONS = 16, 4, 2, 24, 40
-
-
-@pytest.fixture(autouse=True)
-def _as_before(monkeypatch):
-    """Forget what the plugin has registered."""
-    there = families()
-    monkeypatch.setattr(registry, "_registry", lambda: there)
 
 
 @pytest.fixture
