@@ -75,7 +75,7 @@ def holds_weights(folder: Path) -> bool:
 
 
 def read_tensors(
-    folder: Path, synonyms: Mapping[str, str] | None = None, *, values: bool = True
+    folder: Path, synonyms: Mapping[str, str], *, values: bool = True
 ) -> Mapping[str, Tensor]:
     """Return all tensors of a folder, numbers of half precision in float32.
 
@@ -84,8 +84,7 @@ def read_tensors(
     `synonyms` are further parts of names that some files have, and what they stand for.
     """
     places = _find_tensors(folder, values=values)
-    names = {**_OLD_NAMES, **(synonyms or {})}
-    today = {_current_name(name, names): name for name in places}
+    today = {_current_name(name, {**_OLD_NAMES, **synonyms}): name for name in places}
     shapes = {
         new: _to_float32(without_values(places[old])[old].to("meta")) for new, old in today.items()
     }

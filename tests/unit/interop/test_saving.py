@@ -344,7 +344,7 @@ def written(tmp_path, tokenizer, direction="bidirectional", length=9, **changes)
 def test_what_is_written_is_what_a_run_reads(tmp_path, kind, direction, length):
     made, path = written(tmp_path, TOKENIZERS[kind], direction, length)
 
-    made.check(path, TOKENIZERS[kind], direction, "to")
+    made.check(path, TOKENIZERS[kind], direction)
 
 
 @pytest.mark.parametrize("truncate", ["first", "second"])
@@ -353,7 +353,7 @@ def test_which_text_is_cut_is_written_too(tmp_path, direction, truncate):
     made = Inputs(9, *LAYOUTS["labelled", direction], segments=True, truncate=truncate)
     save(made, tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"])
 
-    made.check(tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"], direction, "to")
+    made.check(tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"], direction)
 
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     assert (
@@ -376,7 +376,7 @@ def test_a_file_that_says_something_else_is_refused(tmp_path, changes):
     made, path = written(tmp_path, TOKENIZERS["wordpiece"], **changes)
 
     with pytest.raises(CheckpointError, match="makes another input than the run reads"):
-        made.check(path, TOKENIZERS["wordpiece"], "bidirectional", "to")
+        made.check(path, TOKENIZERS["wordpiece"], "bidirectional")
 
 
 def test_segments_are_compared_too(tmp_path):
@@ -384,7 +384,7 @@ def test_segments_are_compared_too(tmp_path):
     without = Inputs(9, *LAYOUTS["labelled", "bidirectional"], segments=False)
 
     with pytest.raises(CheckpointError, match="makes another input"):
-        without.check(path, TOKENIZERS["wordpiece"], "bidirectional", "to")
+        without.check(path, TOKENIZERS["wordpiece"], "bidirectional")
 
 
 def test_the_words_of_the_check_are_found_in_any_vocabulary():
