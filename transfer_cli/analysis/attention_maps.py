@@ -52,14 +52,10 @@ _DECIMALS = 4
 
 @dataclass(frozen=True)
 class AttentionMaps(Analysis):
-    """Where heads look: maps of chosen texts, summaries of heads over a corpus, rollout.
+    """Where heads look; for the options see `conf/analysis/attention.yaml`.
 
-    Args:
-        texts: How many texts there are maps of: the first ones of a file, or as many that are
-            evenly spread over the split. One with several sequences or windows has several maps.
-        longest: Tokens of a text that a map holds. A longer text is cut before the model reads it;
-            the special token at its end stays.
-        corpus: How many texts the summaries are made of, evenly spread over the split.
+    A text with several sequences or windows has several maps. A longer text than `longest` is cut
+    before the model reads it; the special token at its end stays.
     """
 
     texts: int = 8

@@ -233,13 +233,8 @@ def _read_span(target: Mapping[str, Any], key: str, words: int, where: str) -> S
 class EdgeProbes(Analysis):
     """Probes spans; see `conf/analysis/edges.yaml`.
 
-    A word is read at one piece, as in tagging: the last in a causal model, else the first.
-
-    Args:
-        train: A file of labelled spans.
-        validation: Another, which stops the probes.
-        test: Another, which they are scored on.
-        most: Words of each file whose states are kept at most; targets of others are left out.
+    A word is read at one piece, as in tagging: the last in a causal model, else the first. Targets
+    of words whose states are not kept are left out.
     """
 
     train: str

@@ -61,12 +61,7 @@ class _NamedVectors:
 class Embeddings(Analysis):
     """The token embeddings, or the vectors of texts, and what is near what.
 
-    Args:
-        of: tokens or texts.
-        order: Which tokens: those most frequent in the training data, or the first of the
-            vocabulary; auto: frequent ones, where there are data.
-        words: Words whose neighbours are shown; one of several tokens is their mean. None: a few of
-            those tokens.
+    For the options see `conf/analysis/embeddings.yaml`. A word of several tokens is their mean.
     """
 
     of: Literal["tokens", "texts"] = "tokens"

@@ -138,17 +138,12 @@ _KEEPS_NORMS = ("post", "tutorial")
 
 @dataclass(frozen=True)
 class Importance(Analysis):
-    """Heads, blocks and sub-layers left out one by one, heads by gradients, and a pruning curve.
+    """Parts left out, heads by gradients, a pruning curve; see `conf/analysis/importance.yaml`.
 
     Without its update the residual stream passes a block or sub-layer; norms of the stream stay. A
     head without its values still leaves the bias of the output projection. A unit is 0 in the state
-    of each token.
-
-    Args:
-        most: Examples that are scored at most, evenly spread; None: all.
-        prune: Whether heads are left out together, a tenth more each time: the least important
-            first, by gradients (Michel et al. 2019, section 4).
-        random_orders: Orders drawn at random that this is compared with.
+    of each token. The curve leaves out a tenth more heads each time, the least important first, by
+    gradients (Michel et al. 2019, section 4).
     """
 
     most: int | None = 1000

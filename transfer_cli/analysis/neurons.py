@@ -167,17 +167,10 @@ Unit = tuple[int, int]
 
 @dataclass(frozen=True)
 class Neurons(Analysis):
-    """Means, top contexts and correlations of the units between the two layers of feed-forward.
+    """What units between both layers of feed-forward follow; see `conf/analysis/neurons.yaml`.
 
     A unit is what the second layer reads: after the activation, of gated ones the product with its
     gate (`model.probes.watch_units`). Special tokens around texts do not count.
-
-    Args:
-        blocks: Their numbers, from 0; None: the first, the middle and the last.
-        contexts: How many of each unit are kept: those where it is highest.
-        beside: Tokens on each side of a context.
-        most: Tokens that are read, about; rows are evenly spread over the data.
-        shown: How many units a page shows of each property: those of the largest correlation.
     """
 
     blocks: Sequence[int] | None = None

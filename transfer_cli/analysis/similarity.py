@@ -146,11 +146,7 @@ _STEP = re.compile(r"step-(\d+)")
 class Similarity(Analysis):
     """CKA between all layers of two models, and how far the weights of each layer moved.
 
-    Args:
-        over: What is compared: the states of tokens, which both have to read alike, or those of
-            texts, pooled; auto: of tokens, where that is so.
-        most: Tokens or texts that are compared, at most.
-        over_time: Whether each checkpoint of the run is compared with the other model, too.
+    For the options see `conf/analysis/similarity.yaml`.
     """
 
     needs_other: ClassVar[bool] = True

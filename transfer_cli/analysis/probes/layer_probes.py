@@ -208,19 +208,7 @@ CONTROLS = ("random", "shuffled", "types")
 
 @dataclass(frozen=True)
 class Probes(Analysis):
-    """Trains a probe on every layer, and on a learnt mix of them; see `conf/analysis/probes.yaml`.
-
-    Args:
-        task: A task made from the texts; None: the labels of the data.
-        layers: Which of the L + 1 states, 0 the embeddings; all, or numbers.
-        controls: Of `CONTROLS`; auto: those that fit.
-        pooling: How the states of a text become one, see `model.pooling.pool`.
-        mix: Whether a mix of the layers is learnt by linear probes, too.
-        mdl: Whether the codelength of the labels is computed, too.
-        strengths: Of the L2 penalty, see `probes.linear.fit_probe`.
-        seeds: How many mlp probes each layer has.
-        most: Units of each split at most.
-    """
+    """Trains a probe on every layer, and on a mix of them; see `conf/analysis/probes.yaml`."""
 
     task: SurfaceTask | None = None
     layers: Literal["all"] | tuple[int, ...] = "all"
