@@ -69,13 +69,16 @@ class AttentionMaps(Analysis):
 
     def __call__(self, subject: Subject) -> Finding:
         split = subject.split
-        if not len(split.data):
+        rows = range(len(split.data))
+        if not rows:
             raise DataError(f"split: {split.name} holds no text to look at")
+        is_file = split.name == INPUT
+        chosen = rows[: self.texts] if is_file else evenly_spread(len(rows), self.texts).tolist()
         texts = [
             attention_maps(
                 subject, sequence.cut(self.longest, keeps_end=subject.material.task is not None)
             )
-            for sequence in sequences_of(split, self._chosen_rows(split))
+            for sequence in sequences_of(split, chosen)
         ]
         summaries, num_texts = self._summarise(subject, split)
         means = {name: mean_LH.numpy() for name, mean_LH in summaries.means().items()}
@@ -114,11 +117,6 @@ class AttentionMaps(Analysis):
             {MAPS_FILE: _npz_bytes(texts, subject)},
             FindingView("attention", view),
         )
-
-    def _chosen_rows(self, split: Split) -> Sequence[int]:
-        if split.name == INPUT:
-            return range(min(self.texts, len(split.data)))
-        return list(map(int, evenly_spread(len(split.data), self.texts)))
 
     def _summarise(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
         shape = subject.model.backbone.shape

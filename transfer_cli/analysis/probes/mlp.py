@@ -71,7 +71,9 @@ class MLPProbes:
             for states, label in zip(
                 units.states.split(_PORTION), units.label.split(_PORTION), strict=True
             ):
-                sums_SK += _losses(self.logits(states.transpose(0, 1)), label).sum(-1)
+                logits_SKNC = self.logits(states.transpose(0, 1))
+                label_SKN = label.expand(logits_SKNC.shape[:-1])
+                sums_SK += _losses(logits_SKNC, label_SKN, "none").view_as(label_SKN).sum(-1)
         return sums_SK / len(units.label)
 
 
@@ -111,14 +113,12 @@ def _epoch(
     for at_SB in order_SN.split(BATCH, dim=1):
         logits_SKBC = probes.logits(train.states[at_SB].transpose(1, 2))
         label_SKB = train.label[at_SB][:, None].expand(logits_SKBC.shape[:-1])
-        loss = F.cross_entropy(logits_SKBC.flatten(0, 2), label_SKB.flatten(), reduction="sum")
+        loss = _losses(logits_SKBC, label_SKB, "sum")
         optimizer.zero_grad()
         # The probes share nothing, so the gradient of the sum is each one's own.
         (loss / at_SB.shape[1]).backward()
         optimizer.step()
 
 
-def _losses(logits_SKNC: Tensor, label_N: Tensor) -> Tensor:
-    log_SKNC = logits_SKNC.log_softmax(-1)
-    at = label_N.expand(log_SKNC.shape[:-1])[..., None]
-    return -log_SKNC.gather(-1, at).squeeze(-1)
+def _losses(logits_SKNC: Tensor, label_SKN: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(logits_SKNC.flatten(0, 2), label_SKN.flatten(), reduction=reduction)
