@@ -183,11 +183,11 @@ def test_of_vectors_that_are_all_the_same_nothing_varies():
     assert shares == [0, 0]
 
 
-def summed(units_NF, properties_NP, contexts=4, at=(5, 9)):
+def summed(units_NF, properties_NP, contexts=4):
     """Return the sums of tokens that came in three parts; the context of a token is its number."""
     sums, units = PropertySums(), UnitSums(contexts)
     numbers_NW = torch.arange(len(units_NF))[:, None].int()
-    parts = zip(*(tensor.tensor_split(at) for tensor in (units_NF, properties_NP, numbers_NW)),
+    parts = zip(*(tensor.tensor_split((5, 9)) for tensor in (units_NF, properties_NP, numbers_NW)),
                 strict=True)  # fmt: skip
     for units_RF, properties_RP, numbers_RW in parts:
         sums.add(properties_RP)
@@ -214,22 +214,15 @@ def test_sums_of_parts_are_those_of_the_whole():
     assert_close(units.correlations(sums).numpy(), wanted)
 
 
-def test_the_top_contexts_are_where_a_unit_is_highest():
+@pytest.mark.parametrize("contexts", [4, 50])
+def test_the_top_contexts_are_where_a_unit_is_highest(contexts):
     units_NF, properties_NP = units_and_properties()
 
-    _, units = summed(units_NF, properties_NP)
+    _, units = summed(units_NF, properties_NP, contexts)
 
-    top_KF, place_KF = units_NF.topk(4, dim=0)
+    top_KF, place_KF = units_NF.topk(min(contexts, len(units_NF)), dim=0)
     assert_close(units.top_KF, top_KF)
     assert torch.equal(units.context_KFW[..., 0], place_KF.int())
-
-
-def test_there_are_no_more_contexts_than_tokens():
-    units_NF, properties_NP = units_and_properties()
-
-    _, units = summed(units_NF, properties_NP, contexts=50)
-
-    assert torch.equal(units.context_KFW[..., 0], units_NF.argsort(0, descending=True).int())
 
 
 def test_what_does_not_vary_has_no_correlation():
