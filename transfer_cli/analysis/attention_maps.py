@@ -255,8 +255,6 @@ _MOST_TOKENS = 64
 _UNITS = 255
 """A probability is a byte: rows sum to this."""
 
-_TITLE_CHARACTERS = 70
-
 
 def attention_view(
     texts: Sequence[TextMaps], records: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
@@ -281,7 +279,8 @@ def plain_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 def _viewer_text(text: TextMaps, record: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     sequence = text.sequence
     part = f" · {sequence.part}" if sequence.part else ""
-    name = formats.cut(" ".join(record["text"].split()) or "(empty)", _TITLE_CHARACTERS)
+    most = 70  # characters of a title
+    name = formats.cut(" ".join(record["text"].split()) or "(empty)", most)
     tokens = sequence.tokens.tolist()
     is_lower = not np.triu(text.maps, 1).any()
     return {

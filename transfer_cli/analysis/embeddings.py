@@ -27,8 +27,6 @@ _MOST_CHARACTERS = 200
 """Of a text beside its vector."""
 
 _NUM_DEFAULT_WORDS = 6
-_MOST_NAMES = 30
-"""Points of the picture with a name."""
 
 _CONFIG = """\
 embeddings {{
@@ -96,7 +94,8 @@ class Embeddings(Analysis):
             [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
             for name, others in near
         ]
-        labelled = () if named.labels else named.rows[:_MOST_NAMES]
+        most_names = 30  # of points of the picture
+        labelled = () if named.labels else named.rows[:most_names]
         return Finding(
             f"Embeddings of {self.of}",
             f"{count:,} vectors of {width} numbers: {named.extent}. Two principal components "

@@ -122,9 +122,6 @@ embeddings or of the states behind each block (Li et al. 2016)."""
 UNIT_KINDS: tuple[Kind, ...] = ("embeddings", "units")
 """Of these there are as many as states are wide, too many for the JSON: they have a file."""
 
-MOST_NEEDED = 5
-"""So many of them are named of each block."""
-
 Entry = dict[str, Any]
 
 _NAMES = {"heads": "head", "blocks": "block", "feed_forward": "feed-forward"}
@@ -345,8 +342,9 @@ def _unit_tables(units: Sequence[Entry]) -> Iterator[FindingTable]:
         fall = -math.inf if entry["loss"] is None else entry["loss"]
         falls[entry.get("layer")].append((fall, entry["unit"]))
     rows: list[list[Any]] = []
+    named = 5  # of each block
     for layer, of_layer in falls.items():
-        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(of_layer)[:MOST_NEEDED])
+        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(of_layer)[:named])
         of = "embeddings" if layer is None else f"block {layer}"
         rows.append([of, most, -float(np.median([fall for fall, _ in of_layer]))])
     if rows:

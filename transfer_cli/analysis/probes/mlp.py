@@ -4,7 +4,7 @@ Legend: N units (texts or words), B batch, K layers, S seeds, D width, H hidden 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,19 +25,13 @@ PATIENCE = 5
 _PORTION = 1024
 
 
-@dataclass(frozen=True)
-class MLPProbes:
+class MLPProbes(NamedTuple):
     """A probe for each seed and layer: `first` `[S, K, D, H]`, `second` `[S, K, H, C]`, biases."""
 
     first: Tensor
     first_bias: Tensor
     second: Tensor
     second_bias: Tensor
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        """All of them."""
-        return self.first, self.first_bias, self.second, self.second_bias
 
     @classmethod
     def initial(cls, seeds: Sequence[int], layers: int, width: int, classes: int) -> "MLPProbes":
@@ -81,10 +75,10 @@ def fit_probes(train: Probed, validation: Probed, classes: int, seeds: Sequence[
     """Return Adam's probes of standardised states, each with the best weights on other units."""
     layers, width = train.states.shape[1:]
     probes = MLPProbes.initial(seeds, layers, width, classes)
-    for parameter in probes.parameters:
+    for parameter in probes:
         parameter.requires_grad_()
-    optimizer = AdamW(probes.parameters, lr=LEARNING_RATE, weight_decay=0.0)
-    best = [parameter.detach().clone() for parameter in probes.parameters]
+    optimizer = AdamW(probes, lr=LEARNING_RATE, weight_decay=0.0)
+    best = [parameter.detach().clone() for parameter in probes]
     lowest_SK = torch.full((len(seeds), layers), float("inf"))
     waited_SK = torch.zeros_like(lowest_SK, dtype=torch.int64)
     with progress("mlp probes", None, " epochs") as more:
@@ -93,7 +87,7 @@ def fit_probes(train: Probed, validation: Probed, classes: int, seeds: Sequence[
             loss_SK = probes.losses(validation)
             better_SK = (loss_SK < lowest_SK) & (waited_SK < PATIENCE)
             lowest_SK = torch.where(better_SK, loss_SK, lowest_SK)
-            for kept, current in zip(best, probes.parameters, strict=True):
+            for kept, current in zip(best, probes, strict=True):
                 kept[better_SK] = current.detach()[better_SK]
             ended_SK = waited_SK >= PATIENCE
             waited_SK = torch.where(better_SK, 0, waited_SK + 1).masked_fill(ended_SK, PATIENCE)

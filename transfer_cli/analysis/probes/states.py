@@ -22,8 +22,6 @@ from transfer_cli.seeds import derive
 MOST_BYTES = 2**29
 """Of the states of one split: where many layers are wide, fewer units are probed than asked for."""
 
-_ROUNDING = 1e-7
-
 
 @dataclass(frozen=True)
 class LayersRead:
@@ -156,7 +154,8 @@ def standardise(parts: Parts) -> None:
         states_ND = train[:, layer].double()
         mean_D, deviation_D = states_ND.mean(0), states_ND.std(0, correction=0)
         # What is the same everywhere says nothing; rounding alone would make it vary.
-        varies_D = deviation_D > _ROUNDING * (mean_D.abs() + 1)
+        rounding = 1e-7
+        varies_D = deviation_D > rounding * (mean_D.abs() + 1)
         scale_D = torch.where(varies_D, deviation_D.reciprocal(), 0.0)
         for part in parts.values():
             own_ND = part.states[:, layer]
