@@ -4,7 +4,6 @@ What is refused is in `tests/inputs/analyses.yaml`.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -364,20 +363,6 @@ MATRIX = """() => {
   const canvas = document.querySelector(".of-head-map canvas");
   return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();
 }"""
-
-
-def test_beside_a_run_its_maps_are_written_and_their_rows_sum_to_one(
-    finetuned, transfer, read_json, tmp_path
-):
-    run = shutil.copytree(finetuned, tmp_path / "run")
-
-    transfer("analyze", run, "analysis=attention", "analysis.attention.texts=2").ok()
-
-    content = read_json(run / "analyses" / "attention.json")
-    assert len(content["texts"]) == 2
-    np.testing.assert_allclose(np.array(content["texts"][0]["maps"]).sum(-1), 1, atol=1e-9)
-    assert content["values"]["texts summarised"] == 100
-    assert (run / "analyses" / content["maps_file"]).is_file()
 
 
 @pytest.fixture(scope="module")

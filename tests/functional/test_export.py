@@ -352,19 +352,6 @@ def test_a_published_model_is_scored_on_data_that_is_named(transfer, tmp_path, c
     assert "token_perplexity" in ended.ok().out
 
 
-def test_pretraining_goes_on_with_a_published_model(transfer, tmp_path, corpus):
-    publish(tmp_path / "first", "distilbert", "MaskedLM")
-    words = ("objective=mlm", "data=text", f"data.train={corpus}", "data.length=16", *LOOP)
-
-    transfer("pretrain", "init_from=first", *words, "loop.steps=2", "run.dir=run").ok()
-    again = transfer("export", "run=run", "to=out").ok()
-
-    assert "DistilBertForMaskedLM" in again.out
-    one, other = open_pretrained("first").tensors(), open_pretrained("out").tensors()
-    assert one.keys() == other.keys()
-    assert not torch.equal(one["heads.lm.bias"], other["heads.lm.bias"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("adapted", ["bert", "gpt2"], indirect=True)
 def test_a_graph_and_its_tokenizer_give_the_answers_of_the_run(adapted, transfer):

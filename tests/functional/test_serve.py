@@ -110,18 +110,6 @@ def test_each_kind_of_task_answers_as_predict_does(kind, task_run, transfer, tmp
         assert answer == {name: line[name] for name in answer}
 
 
-@pytest.mark.slow
-def test_a_graph_of_onnx_answers_as_its_run_and_says_what_it_cannot(models, finetuned, transfer):
-    transfer("export", finetuned, "graph", "format=onnx").ok()
-    client = TestClient(Service({"g": transfer_cli.load("graph")}, ServingConfig()).app, HERE)
-
-    answers = client.post("/predict", json={"texts": TEXTS}).json()["predictions"]
-
-    for answer, expected in zip(answers, models["kinds"].predict(TEXTS), strict=True):
-        assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
-    assert client.get("/labels").json()["abilities"] == ["predict"]
-
-
 def ask_together(port, requests):
     """Return the status and the content of each answer to requests that come at once."""
 
