@@ -48,7 +48,8 @@ def fetch(name: str, key: str) -> Path:
     with client(MODEL, repository, key, f"has no revision {revision!r}") as library:
         get = partial(library.snapshot_download, repository, revision=revision or None)
         folder = Path(str(get(allow_patterns=[*_FILES])))
-        if not holds_weights(folder):
+        weights = [f"{name}{end}" for name in (WEIGHTS, PICKLE) for end in ("", ".index.json")]
+        if not any((folder / name).is_file() for name in weights):
             folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
     for model in listed_models().values():
         if model.place == name and model.sha256 is not None:
@@ -66,12 +67,6 @@ def _check_hash(path: Path, sha256: str, key: str) -> None:
             f"{key}: {path} is not the file that is listed: its SHA-256 is {digest}, expected "
             f"{sha256}; delete it, and it is fetched again"
         )
-
-
-def holds_weights(folder: Path) -> bool:
-    """Return whether there are weights in a folder."""
-    names = (WEIGHTS, PICKLE)
-    return any((folder / f"{n}{end}").is_file() for n in names for end in ("", ".index.json"))
 
 
 def read_tensors(
