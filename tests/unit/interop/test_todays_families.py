@@ -237,17 +237,11 @@ def test_the_token_before_a_text_is_found_in_a_chain(tmp_path):
 
 def test_a_classifier_with_a_bias_is_refused_before_anything_is_written(tmp_path):
     publish(tmp_path, "llama")
-    given = exportable_model(tmp_path, None)
-    tensors = {
-        **given.tensors,
-        "heads.class.linear.weight": torch.zeros(2, 16),
-        "heads.class.linear.bias": torch.zeros(2),
-    }
     classifier = Classification("cls_last", pooler=False)
+    given = exportable_model(tmp_path, SEQUENCE_CLASSIFICATION)
+    given = replace(given, classifier=classifier, labels=("a", "b"))
+    sizes = {"weight": (2, 16), "bias": (2,)}
+    linear = {f"heads.class.linear.{name}": torch.zeros(size) for name, size in sizes.items()}
 
     with pytest.raises(CheckpointError, match="a classifier with a bias, which has no place"):
-        target_of(
-            replace(given, tensors=tensors, head=SEQUENCE_CLASSIFICATION, classifier=classifier,
-                    labels=("a", "b")),
-            "llama",
-        )  # fmt: skip
+        target_of(replace(given, tensors={**given.tensors, **linear}), "llama")

@@ -328,7 +328,10 @@ class Probes(Analysis):
         Once its shares are learnt, it is probed like a layer.
         """
         share_K = learn_shares(parts["train"], parts["chosen_on"], classes, seed)
-        mixed = {name: part.mix_layers(share_K) for name, part in parts.items()}
+        mixed = {
+            name: replace(part, states=torch.einsum("nkd,k->nd", part.states, share_K)[:, None])
+            for name, part in parts.items()
+        }
         standardise(mixed)
         of_mix = {name: part.layer(0) for name, part in mixed.items()}
         shares = share_K.tolist()

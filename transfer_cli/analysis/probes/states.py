@@ -76,11 +76,6 @@ class Probed:
         number = self.number[numbers] if len(self.number) else self.number
         return Probed(self.states[numbers], self.label[numbers], words, number)
 
-    def mix_layers(self, share_K: Tensor) -> "Probed":
-        """Return the same units with the weighted mean of their layers, `[N, 1, D]`."""
-        mixed_ND = torch.einsum("nkd,k->nd", self.states, share_K)
-        return replace(self, states=mixed_ND[:, None])
-
 
 PARTS = ("train", "chosen_on", "scored")
 Parts = Mapping[str, Probed]
