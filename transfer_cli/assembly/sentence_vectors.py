@@ -37,6 +37,8 @@ class SentenceVectors:
 
     Attributes:
         width: How many numbers a vector has.
+        kept: How many tokens of a text are read, and the key that says so.
+        num_cut: How many texts have lost some.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class SentenceVectors:
         self.batch = inference_batch_size(batch, opened.model, precision.device)
         self.width = opened.model.backbone.shape.width * (3 if self.pooling == "concat" else 1)
         self._opened, self._precision = opened, precision
-        self._length = min(opened.length, modules.length or opened.length)
+        kept = [(opened.length, "data.length")]
+        self.kept = min(kept + ([(modules.length, "max_seq_length")] if modules.length else []))
+        self.num_cut = 0
         self._modules = modules
         by_template = getattr(opened.start.task, "by_template", False)
         self._layout = "template" if by_template else direction_of(opened.model.backbone.shape)
@@ -80,7 +84,8 @@ class SentenceVectors:
             for row in examples
         ]
         model, device = self._opened.model, self._precision.device
-        data = encode_texts(examples, self._opened.start.tokenizer, self._length, self._layout, {})
+        data = encode_texts(examples, self._opened.start.tokenizer, self.kept[0], self._layout, {})
+        self.num_cut += data.num_cut
         vectors_ND = torch.empty(len(data), self.width)
         for rows in index_batches(data, data.lengths.argsort(kind="stable"), self.batch):
             view = to_device(with_facts(data.batch(rows)), device)
