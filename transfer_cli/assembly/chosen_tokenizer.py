@@ -64,6 +64,11 @@ def choose_tokenizer(
         )
     if isinstance(recipe, Inherited):
         return recipe.grown(start.tokenizer)
+    if node is not None and node.get("sentinels", 0) > len(start.tokenizer.sentinels):
+        raise ConfigError(
+            "tokenizer.sentinels: init_from brings its own tokenizer; say tokenizer=inherited "
+            "beside it, and the tokens are added"
+        )
     return start.tokenizer
 
 

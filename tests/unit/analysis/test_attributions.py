@@ -30,7 +30,7 @@ from transfer_cli.data.labelled import Example
 from transfer_cli.data.split import Split
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.probes import head_ones, set_gates
-from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.chat.task import SupervisedChat
@@ -359,6 +359,31 @@ def test_windows_of_an_example_are_added_up():
     gradient = gradients(model, objective, DATA, example_of=np.arange(12) // 2)
 
     np.testing.assert_allclose(gradient, rows[0::2] + rows[1::2])
+
+
+class FirstLogit(Classification):
+    """Not a loss, but linear in the logits."""
+
+    def metric_sums(self, model, batch, encoded):
+        return {"loss": self.outputs(model, batch, encoded)[:, 0].sum()}
+
+
+def test_gradients_of_a_linear_model_add_up_to_what_all_heads_do():
+    objective = FirstLogit(pooling="mean", dropout=0.0)
+    model = lively(objective, depth=1)
+    model.backbone.final_norm = nn.Identity()
+    nn.init.zeros_(model.backbone.blocks[0].feed_forward.output.weight)
+    batch = DATA.batch(np.arange(12))
+
+    def logits():
+        with torch.no_grad():
+            return objective.outputs(model, batch, Encoding(model, batch))[:, 0]
+
+    with set_gates(model.backbone, torch.zeros(1, 2)):
+        without = logits()
+
+    sums = torch.from_numpy(gradients(model, objective, DATA).sum((1, 2))).float()
+    assert_close(sums, logits() - without, rtol=1e-4, atol=1e-4)
 
 
 def test_importance_does_not_cancel_out_between_examples():

@@ -50,7 +50,7 @@ from transfer_cli.progress import Advance, progress
 from transfer_cli.runs import atomic
 from transfer_cli.runs.atomic import check_inside, flush
 from transfer_cli.runs.locks import Lock
-from transfer_cli.tasks.base import Answer, Task
+from transfer_cli.tasks.base import Answer
 from transfer_cli.terminal import STOP_SIGNALS, handle_signals
 from transfer_cli.training.process_group import in_process_group
 
