@@ -39,6 +39,7 @@ from transfer_cli.reports.outcomes import OutcomeReader, RunOutcomes, compare, s
 from transfer_cli.reports.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.reports.statistics import holm
 from transfer_cli.runs.results import merged_metrics
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import printable
 
 COSTS = (SECONDS, TRAINED, FLOPS, JOULES, MEMORY)
@@ -98,7 +99,17 @@ def make_group(label: str, settings: Mapping[str, Any], runs: Sequence[Run]) -> 
         seconds=Spread.over(run.timing.get("seconds") for run in finished),
         joules=Spread.over(run.joules for run in finished),
         memory=Spread.over(run.timing.get("peak_memory_bytes") for run in finished),
+        published=_published(runs[0].settings),
     )
+
+
+def _published(settings: Mapping[str, Any]) -> float | None:
+    below = "sweep.published."
+    for key, figure in settings.items():
+        name, _, value = key.removeprefix(below).partition("=")
+        if key.startswith(below) and is_number(figure) and matches(settings, {name: value}):
+            return figure
+    return None
 
 
 def _task(

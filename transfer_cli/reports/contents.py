@@ -193,6 +193,7 @@ class Group:
         is_best: Whether it has the best mean of `TaskRuns.choice`, of those that learnt anything.
         against: The difference to the baseline; None for the baseline itself, or where no two runs
             can be compared item by item.
+        published: What the preset of a sweep says that others had for the job, if it does.
     """
 
     label: str
@@ -206,6 +207,7 @@ class Group:
     memory: Spread | None = None
     is_best: bool = False
     against: Comparison | None = None
+    published: float | None = None
 
     @property
     def finished(self) -> list[Run]:
@@ -241,6 +243,10 @@ class Prediction:
     loss: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        """Return it with its interval."""
+        return f"{self.loss:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from transfer_cli.earlier_runs import UNDECLARED_METRICS
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
 from transfer_cli.reports import formats
-from transfer_cli.reports.best import best_reasons, best_run, criterion, learnt_runs, next_commands
+from transfer_cli.reports.best import best_run, criterion, learnt_runs
 from transfer_cli.reports.collect import best_run_lines, collect, resolve_run
 from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import (
@@ -33,6 +33,7 @@ from transfer_cli.reports.contents import (
 )
 from transfer_cli.reports.outcomes import with_slices
 from transfer_cli.reports.page import page
+from transfer_cli.reports.remarks import best_reasons, explanations, next_commands
 from transfer_cli.reports.results_table import (
     DIFFERENCE,
     MEMORY,
@@ -40,7 +41,6 @@ from transfer_cli.reports.results_table import (
     P_VALUE,
     PUBLISHED,
     RUNS,
-    explanations,
     results_table,
 )
 from transfer_cli.reports.statistics import mcnemar

@@ -1,4 +1,4 @@
-"""Charts, and those of a task's measure against learning rate, labels, and what a result costs.
+"""Charts, and those of a task: against learning rate, labels, costs, and that of a ladder.
 
 The page's script draws traces. A trace is a mapping: `x` and `y` of its points, None where a line
 has a gap; `line` and `marker`, what is drawn; `error_y`, bars; `name`, what a point is called, or a
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from transfer_cli.reports import formats, results_table
-from transfer_cli.reports.contents import Group, Spread, TaskRuns
+from transfer_cli.reports.contents import Group, Ladder, Spread, TaskRuns
 from transfer_cli.reports.html.markup import Html, PageColumn, dashes, shape, table
+from transfer_cli.reports.remarks import ladder_lines
 from transfer_cli.reports.results_table import Cell
 
 _LOG_RATIO = 20.0
@@ -392,3 +393,51 @@ def means(task: TaskRuns, results: Sequence[Spread]) -> Trace:
             "arrayminus": [min(bar, max(0, mean - low)) for mean, bar in bars],
         },
     }
+
+
+def ladder_chart(ladder: Ladder) -> Chart | None:
+    """Return the validation loss over operations; None where there is no law."""
+    if not ladder.curve:
+        return None
+    places = [place for place, _ in ladder.curve]
+    curves: list[Trace] = [
+        {
+            "x": places, "y": [rounded(getattr(expected, end)) for _, expected in ladder.curve],
+            "line": {"dashes": "" if end == "loss" else "2 3", "width": 1.5},
+            "meta": {"role": "quiet"},
+        }
+        for end in ("loss", "low", "high")
+    ]  # fmt: skip
+    foretold = [
+        (rung, rung.prediction.loss, str(rung.prediction))
+        for rung in (*ladder.came, ladder.target)
+        if rung and rung.prediction
+    ]
+    groups = {
+        "ladder": [(rung, rung.loss, f"{rung.loss:.3f}") for rung in ladder.rungs],
+        "foretold": foretold,
+        "came": [(rung, rung.loss, f"{rung.loss:.3f}") for rung in ladder.came],
+    }
+    points: list[Trace] = [
+        {
+            "name": kind, "x": [rung.operations for rung, *_ in members],
+            "y": [rounded(loss) for _, loss, _ in members],
+            "marker": {"shape": shape(place), "size": 9},
+            "meta": {"slot": place, "role": "points"},
+        }
+        for place, (kind, members) in enumerate(groups.items()) if members
+    ]  # fmt: skip
+    rows = [(f"{rung.name} ({kind})", formats.flops(rung.operations), text)
+            for kind, members in groups.items() for rung, _, text in members]  # fmt: skip
+    ticks = log_ticks(places)
+    axis = log_axis("floating-point operations", ticks, map(formats.flops, ticks), places)
+    words = "validation loss, nats a token"
+    return Chart(
+        "ladder", "Validation loss over operations",
+        "Each point is a run. The line is the law of the ladder, as far as it is believed; between "
+        "the dotted ones a further run is expected, in 95 of 100 cases.",
+        " ".join(f"{line}." for line in ladder_lines(ladder)),
+        [View(words, [*curves, *points], {"xaxis": axis, "yaxis": {"title": words}})],
+        ["run", *(PageColumn(title, is_number=True) for title in (axis["title"], words))],
+        rows, [kind for kind, members in groups.items() if members],
+    )  # fmt: skip
