@@ -413,14 +413,6 @@ def run_python(interpreter: str, code: str, *words: object, **env: str) -> str:
     return ended.stdout
 
 
-def can_import(interpreter: str, *modules: str) -> bool:
-    """Return whether an interpreter has some modules."""
-    with contextlib.suppress(BenchmarkError):
-        run_python(interpreter, f"import {', '.join(modules)}")
-        return True
-    return False
-
-
 # ---------------------------------------------------------------------------- what comes of it
 
 

@@ -328,19 +328,30 @@ def gpt2_trainer(
         eos_token_id=0, use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
 
+    rows = [{"input_ids": row, "labels": row} for row in _random_tokens(s, 256 * s.batch)]
+    settings = settings or {"use_cpu": True, "dataloader_pin_memory": False}
+    settings |= {"learning_rate": RATE, "max_grad_norm": CLIP}
+    run_trainer(arrive, transformers.GPT2LMHeadModel(config), rows, s.batch, settings)
+
+
+def run_trainer(
+    arrive: Callable[[], None], model: Any, rows: list[Any], batch: int,
+    settings: Mapping[str, Any], **parts: Any,
+) -> None:  # fmt: skip
+    """Run the `Trainer`; `parts` are its own arguments, `settings` those of `TrainingArguments`."""
+    import transformers
+
     class AtEachStep(transformers.TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             arrive()
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=s.batch, max_steps=10**6,
-            learning_rate=RATE, max_grad_norm=CLIP, save_strategy="no", report_to="none",
-            **(settings or {"use_cpu": True, "dataloader_pin_memory": False}),
+            output_dir=folder, per_device_train_batch_size=batch, max_steps=10**6,
+            save_strategy="no", report_to="none", **settings,
         )  # fmt: skip
-        rows = [{"input_ids": row, "labels": row} for row in _random_tokens(s, 256 * s.batch)]
-        model, callbacks = transformers.GPT2LMHeadModel(config), [AtEachStep()]
-        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
+        parts |= {"train_dataset": rows, "callbacks": [AtEachStep()]}
+        transformers.Trainer(model, arguments, **parts).train()
 
 
 def bert_loop(arrive: Callable[[], None], size: Mapping[str, int]) -> None:
