@@ -188,17 +188,13 @@ class StaysOnTheCPU(Edit):
         (ForgetsItsAdapters(), "says that it is not structural"),
         (HoldsWhatNoWeightsHold(), "give other outputs in a model that is edited again"),
         (StaysOnTheCPU(), "is not on the model's device"),
+        (LooksAtValues(), "meta tensors"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_the_contract_of_edits_catches(edit, message):
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises((AssertionError, RuntimeError), match=message):
         check_edit(edit)
-
-
-def test_an_edit_that_looks_at_values_fails_without_them():
-    with pytest.raises(RuntimeError, match="meta tensors"):
-        check_edit(LooksAtValues())
 
 
 @pytest.mark.parametrize("edit", [Nothing(), OnBothSites()], ids=lambda value: type(value).__name__)
@@ -417,13 +413,8 @@ def test_the_contract_of_plans_catches(plan, message):
         check_plan(plan)
 
 
-def test_a_plan_can_be_for_some_models_only():
-    models = example_models()
-
-    check_plan(Only(("head.*",)), {"plain": models["a pretrained model"]})
-
-
-def test_a_plan_can_need_a_longer_run():
+def test_a_plan_can_be_for_some_models_and_longer_runs_only():
+    check_plan(Only(("head.*",)), {"plain": example_models()["a pretrained model"]})
     check_plan(GradualUnfreezing("300 steps"), total=2000)
 
     with pytest.raises(AssertionError, match="make stages shorter or the run longer"):
@@ -457,10 +448,7 @@ class Forgetful:
     [
         (Forgetful(), "depends on which were asked for before"),
         (lambda step, total: step / total, "the first step of 1 has a rate of 0"),
-        (
-            lambda step, total: 1 - 2 * step / total,
-            r"step 2 of 3 has the multiplier -0.3.*, which is not in \[0, 1\]",
-        ),
+        (lambda step, total: 1 - 2 * step / total, "step 2 of 3 has the multiplier -0.3"),
         (lambda step, total: 1.5, r"step 0 of 1 has the multiplier 1.5, which is not in \[0, 1\]"),
         (lambda step, total: float("nan"), "step 0 of 1 has the multiplier nan"),
     ],
@@ -479,9 +467,15 @@ def test_our_schedules_keep_the_contract(schedule):
     check_schedule(schedule)
 
 
+def slower_each_time():
+    count = itertools.count(1)
+    return lambda name, depth, top: 1 / next(count)
+
+
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
+        (slower_each_time(), "depends on which were asked for before"),
         (lambda name, depth, top: float(depth), "embeddings, at depth 0 of 2, has the multiplier"),
         (lambda name, depth, top: float("inf"), "the multiplier inf"),
         (lambda name, depth, top: 1.0 if name != "added.0" else -1.0, r"added\.0, at depth 2"),
@@ -493,29 +487,29 @@ def test_the_contract_of_layer_scales_catches(scale, message):
         check_layer_scale(scale)
 
 
-def test_a_layer_scale_may_not_remember():
-    seen = []
-
-    def slower_each_time(name, depth, top):
-        seen.append(name)
-        return 1 / len(seen)
-
-    with pytest.raises(AssertionError, match="depends on which were asked for before"):
-        check_layer_scale(slower_each_time)
-
-
-def test_our_layer_scales_keep_the_contract():
+def test_our_layer_scales_keep_the_contract_one_for_a_single_model():
     for scale in (Uniform(), Geometric(2.6), Geometric(1.2), PerGroup({"block.*": 0.5})):
         check_layer_scale(scale)
-
-
-def test_a_layer_scale_can_be_for_one_model_only():
     names = ["embeddings", *(f"block.{number}" for number in range(8)), "head.class"]
-
     check_layer_scale(PerGroup({"block.7": 0.5}), names)
 
 
 # --- tasks ---------------------------------------------------------------------------------------
+
+
+class CausalCloze(Cloze):
+    direction = "causal"
+
+
+class BidirectionalCloze(Cloze):
+    direction = "bidirectional"
+
+
+class TagsAllPieces(TaggingTask):
+    @classmethod
+    def sample(cls):
+        task, examples = super().sample()
+        return replace(task, label_all=True), examples
 
 
 @pytest.fixture(scope="module")
@@ -539,25 +533,16 @@ def tokenizer():
         (TextToTextTask, PrefixLM()),
         (ChatTask, SupervisedChat()),
         (ChatTask, SupervisedChat(tokens="all")),
+        (ClozeTask, CausalCloze("{text} {mask}")),
+        (ClozeTask, BidirectionalCloze("{text} {mask}")),
+        (TaggingTask, TokenTagging()),
+        (TagsAllPieces, TokenTagging()),
     ],
     ids=lambda part: getattr(part, "name", type(part).__name__),
 )
-def test_our_tasks_keep_the_contract(task, objective, tokenizer):
+def test_our_tasks_keep_the_contract(task, objective, tokenizer, monkeypatch):
+    monkeypatch.setattr("transfer_cli.config.build._plugins", {"tests"})
     check_task(task, objective, tokenizer)
-
-
-@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-def test_cloze_keeps_the_contract(direction, tokenizer, monkeypatch):
-    monkeypatch.setattr(Cloze, "direction", direction)
-    check_task(ClozeTask, Cloze("{text} {mask}"), tokenizer)
-
-
-@pytest.mark.parametrize("label_all", [False, True])
-def test_tagging_keeps_the_contract(tokenizer, label_all, monkeypatch):
-    task, examples = TaggingTask.sample()
-    sample = replace(task, label_all=label_all), examples
-    monkeypatch.setattr(TaggingTask, "sample", lambda: sample)
-    check_task(TaggingTask, TokenTagging(), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):
