@@ -12,7 +12,7 @@ import csv
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import measuring
@@ -35,7 +35,7 @@ results = {"measures": {"test": {"accuracy": right / len(tests)}}}
 open(f"{out}/results.json", "w").write(json.dumps(results))
 """
 
-Rows = Sequence[tuple[str, str]]
+Rows = list[tuple[str, str]]
 """Labels and texts."""
 
 
@@ -44,10 +44,10 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
     test, figures, accuracies = folder / "test.csv", list[Figure](), dict[str, str]()
     if args.train is None:
         trec = product.read_trec(args.data_dir)
-        whole, tests = [*trec["train"], *trec["validation"]], trec["test"]
     else:
-        whole, tests = _read(args.train), _read(args.test)
-    product.write_table(test, tests)
+        trec = {"train": _read(args.train), "validation": [], "test": _read(args.test)}
+    whole = [*trec["train"], *trec["validation"]]
+    product.write_table(test, trec["test"])
     for seed in range(args.seeds):
         few, others = folder / f"few{seed}.csv", folder / f"others{seed}.csv"
         for path, rows in zip((few, others), _draw_few(whole, args.labels, seed), strict=True):
@@ -58,17 +58,17 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
         ]  # fmt: skip
         for system in ("few_shot", "quick", *(["setfit"] if args.setfit else [])):
             name, run = f"{system}, seed {seed}", folder / f"{system}{seed}"
-            typed = measuring.transfer_command(
-                "finetune", f"experiment={system}", *words, f"run.dir={run}"
-            )
+            typed = ["finetune", f"experiment={system}", *words, f"run.dir={run}"]
+            command = measuring.transfer_command(*typed)
             if system == "setfit":
-                typed = [args.setfit, "-c", SETFIT, few, test, args.model, seed, run]
-            turn = measuring.run_once(Command(name, list(map(str, typed))), threads=args.threads)
+                files = map(str, (few, test, args.model, seed, run))
+                command = [args.setfit, "-c", SETFIT, *files]
+            turn = measuring.run_once(Command(name, command), threads=args.threads)
             figures.append(Figure.of(name, [turn]))
             measures = json.loads((run / "results.json").read_text())["measures"]
             accuracies[name] = f"{measures['test']['accuracy']:.3f}"
-    rows = measuring.figure_rows(figures, {"accuracy": lambda figure: accuracies[figure.name]})
-    yield Report(f"{args.labels} texts of each label", figures, rows=rows)
+    shown = measuring.figure_rows(figures, {"accuracy": lambda figure: accuracies[figure.name]})
+    yield Report(f"{args.labels} texts of each label", figures, rows=shown)
 
 
 def _draw_few(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:

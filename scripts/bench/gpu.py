@@ -46,16 +46,12 @@ LONGEST = 12
 
 
 class TurnGate:
-    """A gate that is reached every few steps, and in one turn profiles what it lets through.
+    """A gate that is reached every few steps, and profiles what it lets through in turn `profiled`.
 
-    Args:
-        arrive: The gate.
-        steps: Steps of a turn.
-        device: Where they are computed.
-        profiled: The number of that turn, behind the first arrival; None: none.
+    That is a number behind the first arrival.
     """
 
-    def __init__(self, arrive: Gate, steps: int, device: str, profiled: int | None = None) -> None:
+    def __init__(self, arrive: Gate, steps: int, device: str, profiled: int) -> None:
         self._arrive, self._steps, self._is_gpu = arrive, steps, device.startswith("cuda")
         self._profiled, self._taken = profiled, 0
         self._profile: Any = None
@@ -131,8 +127,8 @@ def flops_per_token(size: Mapping[str, int]) -> int:
     from transfer_cli.model.meta_device import without_weights
     from transfer_cli.model.transfer_model import TransferModel
 
-    sizes = [size[name] for name in ("width", "heads", "depth", "feedforward", "length")]
-    shape = BackboneShape(*sizes, direction="causal")
+    named = {name: size[name] for name in ("width", "heads", "depth", "feedforward")}
+    shape = BackboneShape(**named, positions=size["length"], direction="causal")
     with without_weights():
         head = LanguageModelHead(shape, size["vocabulary"])
         model = TransferModel(Backbone(shape, size["vocabulary"]), {"lm": head})

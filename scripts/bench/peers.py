@@ -269,16 +269,10 @@ def tutorial(
 def tutorial_classifier(
     arrive: Callable[[], None], size: Mapping[str, int], lengths: list[int], labels: int
 ) -> None:
-    """Fine-tune the tutorial's model as the tutorial did, on texts of given lengths.
+    """Fine-tune the tutorial's model as the tutorial did, on texts of given lengths in tokens.
 
     All are padded to the longest. Logits and loss of the language model are computed everywhere,
     and the loss counts nothing.
-
-    Args:
-        arrive: The gate.
-        size: See `Size`; its length is that of the longest text.
-        lengths: Of each text, in tokens.
-        labels: How many classes there are.
     """
     s = Size(**size)
     model = _TutorialModel(s, causal=True)
@@ -311,12 +305,8 @@ def gpt2_trainer(
 ) -> None:  # fmt: skip
     """Train `GPT2LMHeadModel` on random tokens under Hugging Face's `Trainer`.
 
-    Args:
-        arrive: The gate.
-        size: See `Size`.
-        activation: GPT-2 itself has `gelu_new`, which is several products and powers.
-        attention_dropout: GPT-2 itself has 0.1.
-        settings: `TrainingArguments` besides their defaults; none: those of a CPU.
+    GPT-2 itself has `gelu_new`, which is several products and powers, and drops a tenth of its
+    attention. `settings` are `TrainingArguments` besides their defaults; none: those of a CPU.
     """
     import transformers
 

@@ -57,16 +57,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train.
+    """A way to train: overrides of `transfer pretrain`, or a function of `gpu.py`.
 
-    Args:
-        name: In the records.
-        words: Overrides of `transfer pretrain`.
-        function: The worker, of `gpu.py`.
-        size: Of `gpu.SIZES`.
-        model: Its preset, if that is not named like the size.
-        before: Whether the earlier commit does it.
-        is_short: Whether the last batch of an epoch is short.
+    `model` is the preset, if that is not named like the size of `gpu.SIZES`. The earlier commit
+    does what is `before`; where it `is_short`, the last batch of an epoch is.
     """
 
     name: str
@@ -203,7 +197,7 @@ class Bench:
             Way("now, large, B1", RESIDUAL, size="bert-large"),
         ])  # fmt: skip
 
-    def steps(self) -> Iterator[Record]:
+    def short_steps(self) -> Iterator[Record]:
         """A step of fine-tuning a small published model on TREC-6, beside the Trainer."""
         args, batch = self.args, 32
         words = [
@@ -224,7 +218,7 @@ class Bench:
             variants.append(Variant("Trainer", "gpu", "trec_trainer", options))
         yield from self.take_turns(variants)
 
-    def tokens(self) -> Iterator[Record]:
+    def single_tokens(self) -> Iterator[Record]:
         """A token of generation, of one text and of eight, beside transformers."""
         kinds = ("fp32",) if self.args.quick else ("bf16", "fp32")
         ways: dict[str, tuple[str, Record]] = {
@@ -244,8 +238,8 @@ class Bench:
 PARTS: dict[str, tuple[float, Callable[[Bench], Iterator[Record]]]] = {
     "turns": (210.0, Bench.turns),
     "host": (60.0, Bench.host),
-    "steps": (90.0, Bench.steps),
-    "tokens": (120.0, Bench.tokens),
+    "steps": (90.0, Bench.short_steps),
+    "tokens": (120.0, Bench.single_tokens),
     "large": (150.0, Bench.large),
 }
 """Each part's limit in seconds, and what it does."""
