@@ -122,7 +122,7 @@ def _task(
     choice = criterion(learnt_runs(runs)) or criterion(finished)
     best_first, ties = _best_first(groups, choice, measure, metrics)
     baseline, compared, notes = _against_baseline(best_first, words, measure, reader)
-    by = measure if sort is not None or choice is None else choice.measure
+    by = choice.measure if sort is None and choice is not None else measure
     by = sort if sort in COSTS else by
     split = measure.partition("/")[0]
     outcomes = [reader.read(run, split) for group in groups for run in group.finished]
@@ -185,18 +185,15 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
     return next((metric for metric in (*sorted_by, *preferred, *known) if metric in known), "")
 
 
-def _value(group: Group, by: str) -> float | None:
-    measured = {name: spread.mean for name, spread in group.measures.items()}
-    value = group.cost(by) if by in COSTS else measured.get(by)
-    return None if value is None or math.isnan(value) else value
-
-
 def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:
     sign = -1 if metric_of(by, metrics).higher_is_better else 1
-    values = {group.label: _value(group, by) for group in groups}
-    return sorted(groups, key=lambda group: (
-        values[group.label] is None, sign * (values[group.label] or 0.0), group.label
-    ))  # fmt: skip
+
+    def place(group: Group) -> tuple[bool, float, str]:
+        value = group.mean(by)
+        is_known = value is not None and not math.isnan(value)
+        return not is_known, sign * value if value is not None and is_known else 0.0, group.label
+
+    return sorted(groups, key=place)
 
 
 def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:

@@ -214,10 +214,10 @@ class Group:
         """Its finished runs."""
         return [run for run in self.runs if run.status == FINISHED]
 
-    def cost(self, name: str) -> float | None:
-        """Return what a run of it took on average, by the name of that field."""
-        cost: Spread | int | None = getattr(self, name)
-        return cost.mean if isinstance(cost, Spread) else cost
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a measure, or of what a run of it took, by the name of that field."""
+        found: Spread | int | None = self.measures.get(name) or getattr(self, name, None)
+        return found.mean if isinstance(found, Spread) else found
 
     @property
     def learnt_nothing(self) -> int:

@@ -17,7 +17,6 @@ from transfer_cli.reports.contents import (
     LEARNT_NOTHING,
     MCNEMAR,
     Best,
-    Group,
     Ladder,
     Report,
     Run,
@@ -67,24 +66,20 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     yield from task.notes
 
 
-def best_run_label(task: TaskRuns) -> str:
+def best_run_label(task: TaskRuns, run: Run) -> str:
     """Return what tells the best run from others: its group, and its seed where there are some."""
-    if task.best is None:
-        return ""
-    group = _group_of_best(task)
-    seed = f" seed={formats.plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
+    group = next(group for group in task.groups if holds_best(task, group))
+    seed = f" seed={formats.plain(run.seed)}" if len(group.runs) > 1 else ""
     return f"({printable(group.label)}{seed})"
 
 
-def why_best(task: TaskRuns) -> Iterator[str]:
+def why_best(task: TaskRuns, best: Best) -> Iterator[str]:
     """Yield why a run is the best one of a task; also why it is not of the best group."""
-    if task.best is None:
-        return
-    yield from best_reasons(task.best)
-    best = next((group for group in task.groups if group.is_best), None)
-    if best is not None and best is not _group_of_best(task):
-        where = formats.folders(run.path for run in best.runs)
-        yield f"the best mean over seeds is another's: {best.label} ({where})"
+    yield from best_reasons(best)
+    group = next((group for group in task.groups if group.is_best), None)
+    if group is not None and not holds_best(task, group):
+        where = formats.folders(run.path for run in group.runs)
+        yield f"the best mean over seeds is another's: {group.label} ({where})"
 
 
 def why_several_tables(report: Report) -> Iterator[str]:
@@ -111,10 +106,6 @@ def _test_explanation(task: TaskRuns, baseline: str | None) -> Iterator[str]:
         f"difference to {baseline}{interval}; p by {how}, "
         f"paired on the same {' or '.join(sorted(items))} items{several}"
     )
-
-
-def _group_of_best(task: TaskRuns) -> Group:
-    return next(group for group in task.groups if holds_best(task, group))
 
 
 # --- the best run

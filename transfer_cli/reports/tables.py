@@ -67,9 +67,9 @@ def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
         return
     of_task = f" of {task.name}" if tasks > 1 else ""
     head = Piece(f"best run by validation{of_task}:", "heading")
-    name = remarks.best_run_label(task)
+    name = remarks.best_run_label(task, task.best.run)
     yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {name}")
-    for line in remarks.why_best(task):
+    for line in remarks.why_best(task, task.best):
         yield Entry(["  "], [Piece(line, "note")], 2)
     for what, line in remarks.next_commands(task.best.run).items():
         yield Line(f"  {what + ':':9}{line}")
@@ -264,10 +264,10 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
         yield from (f"- {line}" for line in lines)
     if task.best is not None:
         yield ""
-        label = markdown_text(remarks.best_run_label(task))
+        label = markdown_text(remarks.best_run_label(task, task.best.run))
         yield f"**Best run by validation**: {markdown_code(str(task.best.run.path))} {label}"
         yield ""
-        yield from (f"- {markdown_text(line)}" for line in remarks.why_best(task))
+        yield from (f"- {markdown_text(line)}" for line in remarks.why_best(task, task.best))
         yield from (
             f"- {what}: {markdown_code(line)}"
             for what, line in remarks.next_commands(task.best.run).items()

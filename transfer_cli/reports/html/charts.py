@@ -101,18 +101,8 @@ MOST_LINES = 8
 _MOST_TICKS = 8
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """An axis of what groups cost.
-
-    Args:
-        name: Of the chart.
-        title: Of the axis.
-        against: What the measure is drawn against.
-        no_more: What is said of the groups on the line.
-        amount: What it is called in a group.
-        words: Writes an amount.
-    """
+class _Cost(NamedTuple):
+    """An axis of what groups cost: `amount` is its name in a group, and `words` writes one."""
 
     name: str
     title: str
@@ -223,7 +213,7 @@ def label_chart(task: TaskRuns) -> Chart | None:
 
 
 def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | None:
-    placed = _points(task, lambda group: group.cost(cost.amount))
+    placed = _points(task, lambda group: group.mean(cost.amount))
     points = [point for point in placed if 0 < point.value < math.inf]
     points.sort(key=lambda point: (point.value, point.badness))
     alike = 1.005  # costs that differ by less come from how texts were drawn into batches
@@ -343,18 +333,25 @@ def _traces(task: TaskRuns, lines: Lines, *, are_lines: bool) -> list[Trace]:
     traces = []
     for place, (label, points) in enumerate(lines.items()):
         best = [results_table.holds_best(task, point.group) for point in points]
-        trace: Trace = {
-            "name": label, "x": [point.value for point in points],
-            **means(task, [point.result for point in points]),
-            "marker": {"shape": shape(place), "size": 9},
-            "meta": {"slot": place, "role": "points"},
-        }  # fmt: skip
-        if are_lines:
-            trace["line"] = {"dashes": dashes(place), "width": 2.25}
+        places = [(point.value, point.result.mean) for point in points]
+        trace = points_trace(label, place, places, is_line=are_lines)
+        trace |= means(task, [point.result for point in points])
         if True in best:
             trace["ring"] = best.index(True)
         traces.append(trace)
     return traces
+
+
+def points_trace(
+    name: str, place: int, points: Sequence[tuple[float, float]], *, size: int = 9,
+    is_line: bool = True,
+) -> Trace:  # fmt: skip
+    """Return points with the look of a place, that of a group or a line, joined by a line."""
+    line = {"line": {"dashes": dashes(place), "width": 2.25}} if is_line else {}
+    return {
+        "name": name, "x": [x for x, _ in points], "y": [y for _, y in points], **line,
+        "marker": {"shape": shape(place), "size": size}, "meta": {"slot": place, "role": "points"},
+    }  # fmt: skip
 
 
 def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> Trace:
@@ -419,12 +416,8 @@ def ladder_chart(ladder: Ladder) -> Chart | None:
         "came": [(rung, rung.loss, f"{rung.loss:.3f}") for rung in ladder.came],
     }
     points: list[Trace] = [
-        {
-            "name": kind, "x": [rung.operations for rung, *_ in members],
-            "y": [rounded(loss) for _, loss, _ in members],
-            "marker": {"shape": shape(place), "size": 9},
-            "meta": {"slot": place, "role": "points"},
-        }
+        points_trace(kind, place, [(rung.operations, rounded(loss)) for rung, loss, _ in members],
+                     is_line=False)
         for place, (kind, members) in enumerate(groups.items()) if members
     ]  # fmt: skip
     rows = [(f"{rung.name} ({kind})", formats.flops(rung.operations), text)

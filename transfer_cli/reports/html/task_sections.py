@@ -80,16 +80,13 @@ def _value(task: TaskRuns, measure: str, measured: Spread) -> str:
 
 def run_to_take(task: TaskRuns) -> Html:
     """Return which run to take, why, and what to type next; a single run is what there is."""
+    run, label, why = task.runs[0], "", list[str]()
     if task.best is not None:
-        name, why = remarks.best_run_label(task), list(remarks.why_best(task))
         run = task.best.run
-        return macro("results.html", "run_to_take", run.path, name, why, remarks.next_commands(run))
-    if len(task.runs) == 1 and task.runs[0].status == FINISHED:
-        path = task.runs[0].path
-        return macro(
-            "results.html", "run_to_take", path, "", [], remarks.next_commands(task.runs[0])
-        )
-    return Html()
+        label, why = remarks.best_run_label(task, run), [*remarks.why_best(task, task.best)]
+    elif len(task.runs) > 1 or run.status != FINISHED:
+        return Html()
+    return macro("results.html", "run_to_take", run.path, label, why, remarks.next_commands(run))
 
 
 def _group_name(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
