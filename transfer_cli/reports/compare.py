@@ -190,8 +190,9 @@ def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list
 
     def place(group: Group) -> tuple[bool, float, str]:
         value = group.mean(by)
-        is_known = value is not None and not math.isnan(value)
-        return not is_known, sign * value if value is not None and is_known else 0.0, group.label
+        if value is None or math.isnan(value):
+            return True, 0.0, group.label
+        return False, sign * value, group.label
 
     return sorted(groups, key=place)
 
