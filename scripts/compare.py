@@ -38,6 +38,8 @@ from typing import Any
 import yaml
 from rich.filesize import decimal
 
+from transfer_cli.runs.directory import RunDirectory
+
 GRIDS = Path(__file__).with_name("grids")
 CPU = "cpu.json"
 """The file in a run directory that holds the CPU-seconds of the whole command."""
@@ -72,13 +74,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A grid, and where its runs go.
+    """A grid as it is written, and the folder of its runs, of which `jobs` are at work at once.
 
-    Args:
-        grid: As it is written.
-        out: The folder of run directories.
-        placeholders: Values by the keys that stand in braces.
-        jobs: Runs at the same time.
+    `placeholders` are values by the keys that stand in braces.
     """
 
     grid: Mapping[str, Any]
@@ -158,11 +156,7 @@ class Comparison:
 
 def is_finished(folder: Path) -> bool:
     """Return whether a run directory is complete."""
-    try:
-        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return bool(status == "finished")
+    return RunDirectory(folder).read_status() == "finished"
 
 
 def _file_name(row: str) -> str:
@@ -335,12 +329,7 @@ def compare(comparison: Comparison, args: argparse.Namespace) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Chain:
-    """Pretrainings of equal cost, each of which is fine-tuned.
-
-    Args:
-        comparison: The grid has `then`, which says how.
-        seeds: Of all runs.
-    """
+    """Pretrainings of equal cost, each of which is fine-tuned as `then` of the grid says."""
 
     comparison: Comparison
     seeds: Sequence[int]

@@ -35,7 +35,7 @@ def run_ours(arrive: Gate, words: Sequence[str], batches: str, steps: int) -> No
             arrive.note(loss=float(step(number).total))
         arrive()
 
-    product.replace_engine(words, body, "finetune")
+    product.replace_engine(words, body)
 
 
 def run_peer(arrive: Gate, model: str, batches: str) -> None:

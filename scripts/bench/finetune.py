@@ -63,7 +63,7 @@ def take_steps(arrive: Gate, words: Sequence[str], timed: int) -> None:
             arrive()
             step(number)
 
-    product.replace_engine(words, body, "finetune")
+    product.replace_engine(words, body)
 
 
 def compute_states(arrive: Gate, words: Sequence[str], timed: int) -> None:
@@ -205,7 +205,8 @@ def compare_scoring(args: argparse.Namespace, words: list[str], env: dict[str, s
         for name, in_order in names.items()
     ]
     figures = measuring.take_turns(ways, rounds=1, unmeasured=0, threads=args.threads)
-    gain = measuring.ratio(*figures, of="cpu_s")
+    in_order, as_they_lie = figures
+    gain = measuring.ratio(in_order, as_they_lie, "cpu_s")
     notes = [f"One pass, each question once: sorted, it takes {gain:.3g} x the CPU time."]
     return Report("Scoring the test questions", figures, notes=notes)
 

@@ -44,16 +44,13 @@ class Recipe:
     """A task, and how both sides learn it.
 
     Args:
-        task: Its name.
         measure: What is compared, as our records call it.
         words: What is typed for it.
         files: Of each split, in the folder of data sets or of what is made.
-        scored: The split that is scored.
         rate: The peak, after a `warmup` of that share of the steps.
-        batch: Examples of a step, of `epochs` over `labelled` of them; None: all.
+        labelled: Examples that are trained on; None: all.
         length: Most tokens of a window; two windows share `overlap`.
         model: The folder that both start from; "": a GPT-2 that is made.
-        speakers: The marks of a dialog's speakers.
         out: Where the plain loop writes its score.
         device: cpu, or cuda, where both compute in bfloat16.
     """
@@ -82,7 +79,7 @@ def _split_files(pattern: str, *splits: str) -> dict[str, str]:
 
 
 _SQUAD = "data=squad objective=span data.length=256 data.step=128"
-_WINDOWS = {"scored": "validation", "epochs": 2, "length": 256, "overlap": 110}
+_WINDOWS: dict[str, Any] = {"scored": "validation", "epochs": 2, "length": 256, "overlap": 110}
 _TRAINED = ("train", "validation")
 RECIPES = {
     recipe.task: recipe

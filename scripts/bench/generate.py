@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import measuring
-from measuring import BenchmarkError, Gate, Report, Variant
+from measuring import BenchmarkError, Gate, Goal, Report, Variant
 
 TOKENS, PEER = 32, "transformers"
 LIMITS = {(1, 1): 1.3, (8, 1): 1.5, (1, 4): 1.0, (8, 4): 1.0}
@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[Report]:
         for who, function, python in (("ours", "run_ours", ""), (PEER, "run_peer", args.peers))
     ]  # fmt: skip
     figures = measuring.take_turns(variants, rounds=args.rounds, threads=args.threads)
-    notes, goals, speeds = list[str](), [], {}
+    notes, goals, speeds = list[str](), list[Goal](), dict[str, str]()
     pairs = zip(figures[::2], figures[1::2], strict=True)
     for ((texts, beams), limit), pair in zip(LIMITS.items(), pairs, strict=True):
         transfer, peer = pair

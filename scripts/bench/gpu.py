@@ -1,16 +1,20 @@
-"""Training on a GPU as workers of `measuring`: `transfer pretrain`, a plain loop, the Trainer.
+"""Work of a GPU as workers of `measuring`: `transfer`, a plain loop, Hugging Face.
 
-`scripts/gpu/ab.py` lets them take turns. Each computes in bfloat16 and is compiled; on a CPU, where
-figures mean nothing, neither. A turn is several steps: between them the host runs ahead of the GPU.
+`scripts/gpu/ab.py` lets them take turns. What trains computes in bfloat16 and is compiled; on a
+CPU, where figures mean nothing, neither. A turn is several steps, or tokens: between them the host
+runs ahead of the GPU.
 """
 
 import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import peers
 import product
+import torch
 from measuring import Gate
 
 SIZES = {
@@ -42,16 +46,12 @@ LONGEST = 12
 
 
 class TurnGate:
-    """A gate that is reached every few steps, and in one turn profiles what it lets through.
+    """A gate that is reached every few steps, and profiles what it lets through in turn `profiled`.
 
-    Args:
-        arrive: The gate.
-        steps: Steps of a turn.
-        device: Where they are computed.
-        profiled: The number of that turn, behind the first arrival; None: none.
+    That is a number behind the first arrival.
     """
 
-    def __init__(self, arrive: Gate, steps: int, device: str, profiled: int | None = None) -> None:
+    def __init__(self, arrive: Gate, steps: int, device: str, profiled: int) -> None:
         self._arrive, self._steps, self._is_gpu = arrive, steps, device.startswith("cuda")
         self._profiled, self._taken = profiled, 0
         self._profile: Any = None
@@ -59,8 +59,6 @@ class TurnGate:
 
     def __call__(self) -> None:
         """Count a step; at the last of a turn wait for the GPU, and for the next turn."""
-        import torch
-
         turn, step = divmod(self._taken, self._steps)
         self._taken += 1
         if step:
@@ -84,8 +82,6 @@ class TurnGate:
 
 def summarize_profile(profile: Any, seconds: float, steps: int) -> dict[str, float]:
     """Return milliseconds a step by kind of kernel and of the longest, launches and gaps."""
-    import torch
-
     events = [
         event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA
     ]
@@ -131,35 +127,102 @@ def flops_per_token(size: Mapping[str, int]) -> int:
     from transfer_cli.model.meta_device import without_weights
     from transfer_cli.model.transfer_model import TransferModel
 
-    sizes = [size[name] for name in ("width", "heads", "depth", "feedforward", "length")]
-    shape = BackboneShape(*sizes, direction="causal")
+    named = {name: size[name] for name in ("width", "heads", "depth", "feedforward")}
+    shape = BackboneShape(**named, positions=size["length"], direction="causal")
     with without_weights():
         head = LanguageModelHead(shape, size["vocabulary"])
         model = TransferModel(Backbone(shape, size["vocabulary"]), {"lm": head})
     return training_flops(model, size["length"])
 
 
-def transfer_run(arrive: Gate, words: Sequence[str], **turns: Any) -> None:
-    """Run the whole of `transfer pretrain`."""
-    product.train(TurnGate(arrive, **turns), words)
+def transfer_run(
+    arrive: Gate, words: Sequence[str], command: str = "pretrain", **turns: Any
+) -> None:
+    """Run the whole of a command that trains."""
+    product.train(TurnGate(arrive, **turns), words, command)
 
 
 def plain_loop(arrive: Gate, size: Mapping[str, int], *, compiled: bool, **turns: Any) -> None:
     """Train a nanoGPT-style model with what makes such a loop fast on a GPU."""
-    import peers
-
     peers.plain_loop(TurnGate(arrive, **turns), size, device=turns["device"], compiled=compiled)
 
 
 def trainer(arrive: Gate, size: Mapping[str, int], *, compiled: bool, **turns: Any) -> None:
     """Train GPT-2 under Hugging Face's `Trainer` with its fast settings."""
-    import peers
-
-    settings: dict[str, Any] = {"optim": "adamw_torch_fused"}
+    settings = _fast_settings(turns["device"], compiled=compiled)
     if compiled:
-        settings |= {"bf16": True, "torch_compile": True}
-    if turns["device"] == "cpu":
-        settings |= {"use_cpu": True}
-    else:
-        settings |= {"dataloader_num_workers": 2, "dataloader_pin_memory": True}
+        settings |= {"torch_compile": True}
     peers.gpt2_trainer(TurnGate(arrive, **turns), size, "gelu_new", **settings)
+
+
+def _fast_settings(device: str, *, compiled: bool) -> dict[str, Any]:
+    place: dict[str, Any] = {"use_cpu": True}
+    if device != "cpu":
+        place = {"dataloader_num_workers": 2, "dataloader_pin_memory": True}
+    return {"optim": "adamw_torch_fused", "bf16": compiled, **place}
+
+
+def trec_trainer(
+    arrive: Gate, folder: str, data_dir: str, batch: int, *, compiled: bool, **turns: Any
+) -> None:
+    """Fine-tune a published model on the questions of TREC under the `Trainer`."""
+    import transformers
+
+    questions = product.read_trec(Path(data_dir))["train"]
+    labels = sorted({label for label, _ in questions})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = [{**tokenizer(text, truncation=True), "labels": labels.index(label)}
+            for label, text in questions]  # fmt: skip
+    kind = transformers.AutoModelForSequenceClassification
+    model = kind.from_pretrained(folder, num_labels=len(labels))
+    collate = transformers.DataCollatorWithPadding(tokenizer)
+    settings = _fast_settings(turns["device"], compiled=compiled)
+    peers.run_trainer(
+        TurnGate(arrive, **turns), model, rows, batch, settings, data_collator=collate
+    )
+
+
+PROMPT = range(20, 40)
+
+
+def write_tokens(
+    arrive: Gate, folder: str, kind: str, rows: int, tokens: int, *, graphs: bool, **turns: Any
+) -> None:
+    """Go on with a prompt by `transfer_cli.generation`, a step a token."""
+    from transfer_cli.assembly.finished_run import open_trained
+    from transfer_cli.engine.precision import Precision
+    from transfer_cli.generation import token_graph
+    from transfer_cli.generation.decoding import Sampling, TokenSampler, generate
+
+    token_graph.FEWEST_TOKENS = 1 if graphs else 10**9
+    precision = Precision(kind, torch.device(turns["device"]))
+    trained, gate = open_trained(folder, precision), TurnGate(arrive, **turns)
+    allowed_V = torch.ones(trained.start.description.vocabulary, dtype=torch.bool)
+    with torch.inference_mode(), precision.context():
+        for _ in generate(
+            trained.model, list(PROMPT), rows=rows, max_new_tokens=tokens, use_cache=True,
+            sampling=Sampling(0), sampler=TokenSampler(0, rows), allowed_V=allowed_V,
+        ):  # fmt: skip
+            gate()
+
+
+def write_tokens_of_peer(
+    arrive: Gate, folder: str, kind: str, rows: int, tokens: int, **turns: Any
+) -> None:
+    """Go on with it by `generate` of transformers."""
+    import transformers
+
+    gate = TurnGate(arrive, **turns)
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    prompts = torch.tensor([list(PROMPT)] * rows, device=turns["device"])
+
+    class AtEachToken(transformers.LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            gate()
+            return scores
+
+    model.to(turns["device"]).generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=tokens, do_sample=False,
+        min_new_tokens=tokens, logits_processor=[AtEachToken()],
+    )  # fmt: skip

@@ -27,6 +27,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import statistics
@@ -168,15 +169,10 @@ def _memory_mib(name: str) -> float:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do the work of a set.
+    """One way to do the work of a set: a function of a module of this folder.
 
-    Args:
-        name: What the table calls it.
-        module: A module of this folder.
-        function: Its function, called with the gate and the options.
-        options: Plain values.
-        python: Interpreter; "": this one.
-        env: Environment variables besides those of this process.
+    It is called with the gate and the options, plain values, by the interpreter `python` (this one
+    if empty), with environment variables besides those of this process.
     """
 
     name: str
@@ -242,8 +238,8 @@ class Worker:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_TIMEOUT_S)
         self._line = self._socket.makefile("rw")
-        handle, log = tempfile.mkstemp(".log", dir=folder)
-        self._log = Path(log)
+        handle, path = tempfile.mkstemp(".log", dir=folder)
+        self._log = Path(path)
         command = [variant.python or sys.executable, "-c", call_code("measuring", "run_worker")]
         command += [variant.module, variant.function, json.dumps(dict(variant.options))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variant.env}
@@ -327,12 +323,9 @@ def _alternate(
 
 @dataclass(frozen=True)
 class Command:
-    """A whole command as a variant.
+    """A whole command as a variant, with environment variables besides those of this process.
 
     Args:
-        name: What the table calls it.
-        words: What to run.
-        env: Environment variables besides those of this process.
         before: Called before each time, unmeasured: clears what an earlier time left.
         until: A file; when something is in it the time is up, and the command is killed. None: the
             command runs to its end.
@@ -411,14 +404,6 @@ def run_python(interpreter: str, code: str, *words: object, **env: str) -> str:
     if ended.returncode != 0:
         raise BenchmarkError(f"{interpreter}: {ended.stderr[-_LOG_TAIL:]}")
     return ended.stdout
-
-
-def can_import(interpreter: str, *modules: str) -> bool:
-    """Return whether an interpreter has some modules."""
-    with contextlib.suppress(BenchmarkError):
-        run_python(interpreter, f"import {', '.join(modules)}")
-        return True
-    return False
 
 
 # ---------------------------------------------------------------------------- what comes of it
@@ -510,12 +495,11 @@ print(json.dumps({"python": platform.python_version(), **known}))
 
 def machine_facts(peers: str | None = None) -> dict[str, Any]:
     """Return what a reader has to know of the machine, and the versions of ours and the peers."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    [*_, model] = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) or [""]
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     interpreters = {"versions": sys.executable, **({"peers": peers} if peers else {})}
     return {
-        "cpu": facts.get("model name", platform.machine()),
+        "cpu": model or platform.machine(),
         "cores": os.cpu_count(),
         "memory_gib": round(pages / 2**30, 1),
         "load": round(os.getloadavg()[0], 1),
@@ -578,7 +562,7 @@ def main(
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             reports = list(measure(args, Path(folder)))
-            print_reports(reports, args)
+            _print_reports(reports, args)
     except BenchmarkError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     return reports
@@ -588,8 +572,7 @@ MODEL = {"--model": {"required": True, "type": Path, "help": "folder of a publis
 """For the options of `main`."""
 
 
-def print_reports(reports: Sequence[Report], args: argparse.Namespace) -> None:
-    """Print reports and the machine, and write them as JSON where that was asked for."""
+def _print_reports(reports: Sequence[Report], args: argparse.Namespace) -> None:
     facts = machine_facts(args.peers)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
     if args.quick:

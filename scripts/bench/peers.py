@@ -269,16 +269,10 @@ def tutorial(
 def tutorial_classifier(
     arrive: Callable[[], None], size: Mapping[str, int], lengths: list[int], labels: int
 ) -> None:
-    """Fine-tune the tutorial's model as the tutorial did, on texts of given lengths.
+    """Fine-tune the tutorial's model as the tutorial did, on texts of given lengths in tokens.
 
     All are padded to the longest. Logits and loss of the language model are computed everywhere,
     and the loss counts nothing.
-
-    Args:
-        arrive: The gate.
-        size: See `Size`; its length is that of the longest text.
-        lengths: Of each text, in tokens.
-        labels: How many classes there are.
     """
     s = Size(**size)
     model = _TutorialModel(s, causal=True)
@@ -311,12 +305,8 @@ def gpt2_trainer(
 ) -> None:  # fmt: skip
     """Train `GPT2LMHeadModel` on random tokens under Hugging Face's `Trainer`.
 
-    Args:
-        arrive: The gate.
-        size: See `Size`.
-        activation: GPT-2 itself has `gelu_new`, which is several products and powers.
-        attention_dropout: GPT-2 itself has 0.1.
-        settings: `TrainingArguments` besides their defaults; none: those of a CPU.
+    GPT-2 itself has `gelu_new`, which is several products and powers, and drops a tenth of its
+    attention. `settings` are `TrainingArguments` besides their defaults; none: those of a CPU.
     """
     import transformers
 
@@ -328,19 +318,30 @@ def gpt2_trainer(
         eos_token_id=0, use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
 
+    rows = [{"input_ids": row, "labels": row} for row in _random_tokens(s, 256 * s.batch)]
+    settings = settings or {"use_cpu": True, "dataloader_pin_memory": False}
+    settings |= {"learning_rate": RATE, "max_grad_norm": CLIP}
+    run_trainer(arrive, transformers.GPT2LMHeadModel(config), rows, s.batch, settings)
+
+
+def run_trainer(
+    arrive: Callable[[], None], model: Any, rows: list[Any], batch: int,
+    settings: Mapping[str, Any], **parts: Any,
+) -> None:  # fmt: skip
+    """Run the `Trainer`; `parts` are its own arguments, `settings` those of `TrainingArguments`."""
+    import transformers
+
     class AtEachStep(transformers.TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             arrive()
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=s.batch, max_steps=10**6,
-            learning_rate=RATE, max_grad_norm=CLIP, save_strategy="no", report_to="none",
-            **(settings or {"use_cpu": True, "dataloader_pin_memory": False}),
+            output_dir=folder, per_device_train_batch_size=batch, max_steps=10**6,
+            save_strategy="no", report_to="none", **settings,
         )  # fmt: skip
-        rows = [{"input_ids": row, "labels": row} for row in _random_tokens(s, 256 * s.batch)]
-        model, callbacks = transformers.GPT2LMHeadModel(config), [AtEachStep()]
-        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
+        parts |= {"train_dataset": rows, "callbacks": [AtEachStep()]}
+        transformers.Trainer(model, arguments, **parts).train()
 
 
 def bert_loop(arrive: Callable[[], None], size: Mapping[str, int]) -> None:

@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -195,7 +195,7 @@ class _PartTimer:
     """Adds up the time of parts that follow each other."""
 
     def __init__(self) -> None:
-        self._sums = Counter[str]()
+        self._sums: dict[str, float] = defaultdict(float)
         self._now = "engine"
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
 
@@ -208,22 +208,15 @@ class _PartTimer:
 
     def take_sums(self) -> dict[str, float]:
         """Return the sums, and begin anew."""
-        sums, self._sums = self._sums, Counter()
+        sums, self._sums = self._sums, defaultdict(float)
         return sums
 
 
-def replace_engine(
-    words: Sequence[str],
-    body: Callable[[Callable[[int], Any], Any], None],
-    command: str = "pretrain",
-) -> None:
-    """Run `transfer COMMAND WORDS` until its engine would start, and `body` in its place.
+def replace_engine(words: Sequence[str], body: Callable[[Callable[[int], Any], Any], None]) -> None:
+    """Run `transfer finetune WORDS` until its engine would start, and `body` in its place.
 
-    Args:
-        words: Overrides.
-        body: Called with what takes a step by its number, its batch included, and with the loader
-            of batches. When it returns, the command is over and leaves no run directory behind.
-        command: pretrain or finetune.
+    That is called with what takes a step by its number, its batch included, and with the loader of
+    batches. When it returns, the command is over and leaves no run directory behind.
     """
     from ignite.engine import Engine
 
@@ -236,7 +229,7 @@ def replace_engine(
         raise _EnoughError
 
     with patch.object(Engine, "run", run), suppress(_EnoughError):
-        _run_command(words, command)
+        _run_command(words, "finetune")
 
 
 def build_finetuning(words: Sequence[str]) -> Any:

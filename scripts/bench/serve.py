@@ -75,8 +75,8 @@ async def ask(port: int, requests: Sequence[Sequence[str]], clients: int) -> lis
             began = time.perf_counter()
             writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
             answer = await reader.readuntil(b"\r\n\r\n")
-            size = int(re.search(rb"(?i)content-length: (\d+)", answer)[1])
-            content = await reader.readexactly(size)
+            [size] = re.findall(rb"(?i)content-length: (\d+)", answer)
+            content = await reader.readexactly(int(size))
             if not answer.startswith(b"HTTP/1.1 200"):
                 raise BenchmarkError(f"port {port}: {content[:200]!r}")
             seconds.append(time.perf_counter() - began)
@@ -92,7 +92,7 @@ def clock(port: int, requests: Sequence[Sequence[str]], clients: int) -> tuple[f
     return time.perf_counter() - began, seconds
 
 
-def spawn(words: Sequence[str], threads: int, **pipes: Any) -> subprocess.Popen:
+def spawn(words: Sequence[str], threads: int, **pipes: Any) -> subprocess.Popen[Any]:
     """Start a process that computes with so many threads."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     return subprocess.Popen(words, env=environment, **pipes)
@@ -193,8 +193,8 @@ def soak(model: Path, questions: Sequence[str], count: int, threads: int) -> Rep
         for part in range(10):
             asyncio.run(ask(port, requests[part * count // 10 : (part + 1) * count // 10], CLIENTS))
             status = Path(f"/proc/{process}/status").read_text("ascii")
-            resident_mib = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
-            rows.append([f"{(part + 1) * count // 10:,}", f"{resident_mib:.1f}"])
+            [resident] = re.findall(r"VmRSS:\s+(\d+)", status)
+            rows.append([f"{(part + 1) * count // 10:,}", f"{int(resident) / 1024:.1f}"])
     growth = float(rows[-1][1]) / float(rows[1][1])
     goal = Goal("memory at the end over that after a tenth", growth, 1.02)
     return Report("soak", (), [goal], rows)

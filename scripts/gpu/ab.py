@@ -1,12 +1,15 @@
 """Fifteen minutes on one large GPU: what this commit does faster than an earlier one, and why.
 
-    python scripts/gpu/ab.py [--before FOLDER] [--parts turns host ...]
+    python scripts/gpu/ab.py [--before FOLDER] [--bert MINILM --data-dir DATA] [--causal SMOLLM2]
+        [--parts turns host ...]
 
-FOLDER holds `transfer_cli/` and `conf/` of the earlier commit (`git archive`). Parts run in the
-order of what they tell; each has a limit, and none begins that `--seconds` have run out for.
-`OUT/ab.jsonl` gets a line for each figure as it comes, so what was measured stays whatever comes
-after. Kinds of one part take turns of twenty steps, having compiled at the same time. `--quick
---device cpu` tries all of it in about a minute; its figures mean nothing.
+FOLDER holds `transfer_cli/` and `conf/` of the earlier commit (`git archive`). MINILM and SMOLLM2
+are folders of published models, for the parts `steps` and `tokens`, whose passes are too short for
+a host; their weights decide nothing. Parts run in the order of what they tell; each has a limit,
+and none begins that `--seconds` have run out for. `OUT/ab.jsonl` gets a line for each figure as it
+comes, so what was measured stays whatever comes after. Kinds of one part take turns of twenty
+steps, having compiled at the same time. `--quick --device cpu` tries all of it in some minutes; its
+figures mean nothing.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +57,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train.
+    """A way to train: overrides of `transfer pretrain`, or a function of `gpu.py`.
 
-    Args:
-        name: In the records.
-        words: Overrides of `transfer pretrain`.
-        function: The worker, of `gpu.py`.
-        size: Of `gpu.SIZES`.
-        model: Its preset, if that is not named like the size.
-        before: Whether the earlier commit does it.
-        is_short: Whether the last batch of an epoch is short.
+    `model` is the preset, if that is not named like the size of `gpu.SIZES`. The earlier commit
+    does what is `before`; where it `is_short`, the last batch of an epoch is.
     """
 
     name: str
@@ -79,25 +77,39 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args, self.folder = args, folder
-        self.is_gpu = args.device.startswith("cuda")
         self.rounds, self.steps = (1, 2) if args.quick else (ROUNDS, STEPS)
         self._materials: dict[tuple[int, bool], product.Material] = {}
         self.part = ""
         precision = Precision("bf16", torch.device(args.device))
         self.peak_flops = peak_flops(precision) or math.inf
+        self.turns_of_all = {
+            "steps": self.steps, "device": args.device, "profiled": 2 + self.rounds,
+        }  # fmt: skip
+        self.has_peers = all(map(find_spec, ("transformers", "accelerate")))
 
     def size(self, way: Way) -> dict[str, int]:
         """Return the size of a way, or that of a trial."""
         return gpu.SIZES["trial" if self.args.quick else way.size]
 
-    def take_turns(self, ways: Sequence[Way]) -> Iterator[Record]:
-        """Let ways take turns; yield what a step of each takes. One that fails is left out."""
-        runnable = [way for way in ways if self.args.before is not None or not way.before]
+    def train(self, ways: Sequence[Way]) -> Iterator[Record]:
+        """Let ways to train take turns; yield what a step of each takes, and how much that is."""
+        runnable = {way.name: way for way in ways if self.args.before is not None or not way.before}
+        for record in self.take_turns(list(map(self._variant, runnable.values()))):
+            if "ms" in record:
+                way = runnable[record["way"]]
+                size = self.size(way)
+                rate = 1000 * size["batch"] * size["length"] / record["ms"]
+                mfu = rate * gpu.flops_per_token(size) / self.peak_flops
+                record |= {"size": way.size, "MFU": round(mfu, 4), "tokens/s": round(rate)}
+            yield record
+
+    def take_turns(self, variants: Sequence[Variant]) -> Iterator[Record]:
+        """Let variants take turns; yield what a step of each takes. One that fails is left out."""
         with contextlib.ExitStack() as ending:
             workers = {}
-            for way in runnable:
-                workers[way.name] = Worker(self._variant(way), 2, self.folder)
-                ending.callback(workers[way.name].end)
+            for variant in variants:
+                workers[variant.name] = Worker(variant, 2, self.folder)
+                ending.callback(workers[variant.name].end)
             yield from _drop_failed(workers)
             for worker in workers.values():  # all compile at the same time, and see an epoch's end
                 worker.go(2)
@@ -108,30 +120,19 @@ class Bench:
                 for name in order:
                     workers[name].go(1)
                     turns[name].append(workers[name].result())
-            for way in runnable:
-                if way.name in turns:
-                    yield self._summarize(way, turns[way.name])
-
-    def _summarize(self, way: Way, turns: Sequence[Turn]) -> Record:
-        """Return the figures of a way; the last of its turns was profiled."""
-        *timed, profiled = turns
-        seconds = [turn.wall_s / self.steps for turn in timed]
-        size, median_s = self.size(way), statistics.median(seconds)
-        rate = size["batch"] * size["length"] / median_s
-        mfu = rate * gpu.flops_per_token(size) / self.peak_flops
-        profile = {name: round(value, 3) for name, value in profiled.notes.items()}
-        return {
-            "way": way.name, "size": way.size, "ms": round(1000 * median_s, 3),
-            "all ms": [round(1000 * step_s, 2) for step_s in seconds], "MFU": round(mfu, 4),
-            "tokens/s": round(rate), "MiB": round(timed[-1].notes.get("gpu_mib", 0.0)),
-            "profile": profile,
-        }  # fmt: skip
+        for name, (*timed, profiled) in turns.items():
+            all_ms = [1000 * turn.wall_s / self.steps for turn in timed]
+            yield {
+                "way": name, "ms": round(statistics.median(all_ms), 3),
+                "all ms": [round(ms, 2) for ms in all_ms],
+                "MiB": round(timed[-1].notes.get("gpu_mib", 0.0)),
+                "profile": {what: round(value, 3) for what, value in profiled.notes.items()},
+            }  # fmt: skip
 
     def _variant(self, way: Way) -> Variant:
         size, quick = self.size(way), self.args.quick
-        turns = {"steps": self.steps, "device": self.args.device, "profiled": 2 + self.rounds}
         if way.function != "transfer_run":
-            options = {**turns, "size": size, "compiled": not quick}
+            options = {**self.turns_of_all, "size": size, "compiled": not quick}
             return Variant(way.name, "gpu", way.function, options)
         material = self._material(size, is_short=way.is_short)
         run = re.sub(r"\W+", "-", f"{self.part} {way.name}")
@@ -139,11 +140,10 @@ class Bench:
         words = [
             f"model={preset}", *product.model_overrides(size), "model.attention_dropout=0",
             f"loop.compile={str(not quick).lower()}", "loop.log_every=50", *material.words,
-            *product.ENDLESS, f"device={self.args.device}",
-            "precision=bf16", *way.words,
+            *product.ENDLESS, f"device={self.args.device}", "precision=bf16", *way.words,
             f"run.dir={self.folder / run}",
         ]  # fmt: skip
-        options = {**turns, "words": words}
+        options = {**self.turns_of_all, "words": words}
         paths = [self.args.before if way.before else "", str(ROOT), os.environ.get("PYTHONPATH")]
         env = {**material.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return Variant(way.name, "gpu", way.function, options, env=env)
@@ -163,8 +163,7 @@ class Bench:
 
     def turns(self) -> Iterator[Record]:
         """`base`, 64 x 256 tokens, beside the commit before, a plain loop and the Trainer."""
-        has_trainer = measuring.can_import(sys.executable, "transformers", "accelerate")
-        yield from self.take_turns([
+        yield from self.train([
             Way("before", before=True),
             Way("now"),
             Way("now, short batch", is_short=True),
@@ -175,12 +174,12 @@ class Bench:
             Way("now, same work, no graphs", SAME_WORK + NO_GRAPHS),
             Way("now, Muon", MUON),
             Way("plain loop", function="plain_loop"),
-            *([Way("Trainer", function="trainer")] if has_trainer else []),
+            *([Way("Trainer", function="trainer")] if self.has_peers else []),
         ])  # fmt: skip
 
     def host(self) -> Iterator[Record]:
         """Two sequences a step, for which a GPU waits: what the host takes."""
-        yield from self.take_turns([
+        yield from self.train([
             Way("before", size="base-two", before=True),
             Way("now", size="base-two"),
             Way("now, no graphs", NO_GRAPHS, size="base-two"),
@@ -189,7 +188,7 @@ class Bench:
 
     def large(self) -> Iterator[Record]:
         """`bert-base` and `bert-large`, 32 x 512 tokens, as causal models."""
-        yield from self.take_turns([
+        yield from self.train([
             Way("before", size="bert-base", before=True),
             Way("now", size="bert-base"),
             Way("now, B1", RESIDUAL, size="bert-base"),
@@ -198,10 +197,49 @@ class Bench:
             Way("now, large, B1", RESIDUAL, size="bert-large"),
         ])  # fmt: skip
 
+    def short_steps(self) -> Iterator[Record]:
+        """A step of fine-tuning a small published model on TREC-6, beside the Trainer."""
+        args, batch = self.args, 32
+        words = [
+            "data=trec6", f"data_dir={args.data_dir}", f"init_from={args.bert}",
+            f"loop.batch={batch}", *product.ENDLESS, f"device={args.device}", "logger=null",
+        ]  # fmt: skip
+        ways = {"now": (), "now, no graphs": NO_GRAPHS}
+        variants = [
+            Variant(name, "gpu", "transfer_run", {
+                **self.turns_of_all, "command": "finetune",
+                "words": [*words, *more, f"run.dir={self.folder / f'steps-{len(more)}'}"],
+            })
+            for name, more in ways.items()
+        ]  # fmt: skip
+        if self.has_peers:
+            options = {"folder": args.bert, "data_dir": args.data_dir, "batch": batch}
+            options |= {"compiled": not args.quick, **self.turns_of_all}
+            variants.append(Variant("Trainer", "gpu", "trec_trainer", options))
+        yield from self.take_turns(variants)
+
+    def single_tokens(self) -> Iterator[Record]:
+        """A token of generation, of one text and of eight, beside transformers."""
+        kinds = ("fp32",) if self.args.quick else ("bf16", "fp32")
+        ways: dict[str, tuple[str, Record]] = {
+            "now": ("write_tokens", {"graphs": True}),
+            "now, no graphs": ("write_tokens", {"graphs": False}),
+            **({"transformers": ("write_tokens_of_peer", {})} if self.has_peers else {}),
+        }
+        shared = {"folder": self.args.causal, "tokens": self.steps * (self.rounds + 4)}
+        shared |= self.turns_of_all
+        yield from self.take_turns([
+            Variant(f"{name}, {kind}, {rows}", "gpu", function,
+                    {**shared, **more, "kind": kind, "rows": rows})
+            for kind in kinds for rows in (1, 8) for name, (function, more) in ways.items()
+        ])  # fmt: skip
+
 
 PARTS: dict[str, tuple[float, Callable[[Bench], Iterator[Record]]]] = {
     "turns": (210.0, Bench.turns),
     "host": (60.0, Bench.host),
+    "steps": (90.0, Bench.short_steps),
+    "tokens": (120.0, Bench.single_tokens),
     "large": (150.0, Bench.large),
 }
 """Each part's limit in seconds, and what it does."""
@@ -261,13 +299,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--before", type=lambda word: str(Path(word).resolve()))
+    for name in ("--before", "--bert", "--causal", "--data-dir"):
+        parser.add_argument(name, type=lambda word: str(Path(word).resolve()))
     parser.add_argument("--out", type=Path, default=Path("gpu-trial"))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, help="else all that have what they need"
+    )
     parser.add_argument("--seconds", type=float, default=700.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args(argv)
+    needs = {"steps": args.bert and args.data_dir, "tokens": args.causal}
+    args.parts = args.parts or [part for part in PARTS if needs.get(part, True)]
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")

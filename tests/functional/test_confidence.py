@@ -56,14 +56,8 @@ def words_of_page(folder, pretrained):
     typed = commands("confidence.md")[0]
     words = [word for word in typed if not word.startswith(("init_from", "run.dir", "data.train"))]
     place = (f"data.train={folder / 'tickets.csv'}", f"init_from={pretrained}")
-    return [
-        *words,
-        *place,
-        *LOOP,
-        "loop.steps=60",
-        "loop.evaluate_every=60 steps",
-        "optimizer.lr=1e-2",
-    ]
+    more = ("loop.steps=60", "loop.evaluate_every=60 steps", "optimizer.lr=1e-2")
+    return [*words, *place, *LOOP, *more]
 
 
 def measures_of(run):
@@ -204,24 +198,14 @@ def test_the_ten_least_sure_are_told_in_order_and_few_answers_are_not(caplog):
         (MultilabelTask(("a", "b")), {"a": 90, "b": 80}, 100, ["a"] * 85 + [""] * 15, True),
         (ClassificationTask(("a", "b")), {}, 0, ["a"] * 100, False),
         (TAGS, {"LOC": 50, "PER": 50}, 100, ["PER: Ann; PER: Bob"] * 90 + ["LOC: Ulm"] * 10, True),
-        (
-            TAGS,
-            {"LOC": 50, "PER": 80},
-            100,
-            ["PER: Ann; LOC: Ulm"] * 50 + ["PER: B"] * 30 + ["(none)"] * 20,
-            False,
-        ),
-        (
-            TaggingTask(("N", "V"), marks_entities=False),
-            {"N": 90, "V": 90},
-            100,
-            ["Go/V"] * 100,
-            True,
-        ),
+        (TAGS, {"LOC": 50, "PER": 80}, 100,
+         ["PER: Ann; LOC: Ulm"] * 50 + ["PER: B"] * 30 + ["(none)"] * 20, False),
+        (TaggingTask(("N", "V"), marks_entities=False), {"N": 90, "V": 90}, 100, ["Go/V"] * 100,
+         True),
         # An earlier run has counted tags.
         (TAGS, {"B-PER": 9, "O": 100}, 100, ["PER: Ann"] * 100, False),
     ],
-)
+)  # fmt: skip
 def test_shares_that_differ_by_more_than_chance_are_named(
     caplog, task, trained, texts, answers, drifts
 ):

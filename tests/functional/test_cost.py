@@ -232,13 +232,8 @@ def test_fisher_information_is_counted(transfer, shown, pretrained):
 def test_a_report_counts_runs_and_comparisons(transfer, shown, deep):
     for seed, rate in ((0, 0.01), (1, 0.01), (0, 0.02), (1, 0.02)):
         words = ("data=sample_questions", f"init_from={deep}", *LOOP, "loop.steps=2")
-        transfer(
-            "finetune",
-            *words,
-            f"optimizer.lr={rate}",
-            f"seed={seed}",
-            f"run.dir=runs/{rate}-{seed}",
-        )
+        of_run = (f"optimizer.lr={rate}", f"seed={seed}", f"run.dir=runs/{rate}-{seed}")
+        transfer("finetune", *words, *of_run)
 
     transfer("report", "runs").ok()
 

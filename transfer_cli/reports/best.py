@@ -8,14 +8,10 @@ trained: unlike time, that does not depend on what else a machine had to do.
 
 import math
 import re
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
-from transfer_cli.config.command_line import CommandLine
 from transfer_cli.metrics import headlines_first
-from transfer_cli.reports import formats
 from transfer_cli.reports.contents import FINISHED, Best, Criterion, Rank, Run, metric_of
 from transfer_cli.reports.grouping import first_difference
 from transfer_cli.runs.results import merged_metrics
@@ -31,9 +27,6 @@ _TIE_BREAKS = ("the lower validation/loss", "the fewer trained parameters")
 
 _DIGITS = 12
 """Means of the same numbers may differ in the last digits."""
-
-_NO_PATH = re.compile(r"[A-Za-z_][\w.@/:-]*=|[-+]")
-"""How a path begins that a command would take for a setting or a flag."""
 
 
 def learnt_runs(runs: Iterable[Run]) -> list[Run]:
@@ -114,63 +107,3 @@ def _caveat(choice: Criterion, run: Run, other: Run) -> str:
         f"these runs differ in {key}, which {choice.measure} may depend on: it need not say which "
         "has learnt more"
     )
-
-
-def best_reasons(best: Best) -> Iterator[str]:
-    """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
-    value = best.run.results.by_name[best.choice.measure]
-    end = "highest" if best.choice.metric.higher_is_better else "lowest"
-    has_test = any(name.startswith("test/") for name in best.run.results.by_name)
-    yield (
-        f"{best.choice.measure} {formats.value(best.choice.metric, value)}, the {end} of "
-        f"{formats.several(best.among, 'run')} that learnt anything"
-        + ("; the test split had no say" if has_test else "")
-    )
-    if best.caveat:
-        yield best.caveat
-    if best.tied:
-        yield from _tie_reasons(best.run, best.tied, best.decided)
-    if best.runner_up is not None:
-        other = best.runner_up.results.by_name[best.choice.measure]
-        side = "above" if other > value else "below"
-        yield (
-            f"the next, {best.runner_up.path}, has {formats.value(best.choice.metric, other)}, "
-            f"{formats.distance(best.choice.metric, other - value)} {side}"
-        )
-
-
-def _tie_reasons(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
-    others = formats.folders(other.path for other in tied)
-    yield f"a tie: {others} {'has' if len(tied) == 1 else 'have'} the same; {decided}"
-    cheapest = min(tied, key=lambda other: math.inf if other.trained is None else other.trained)
-    if cheapest.trained is not None and run.trained is not None and cheapest.trained < run.trained:
-        yield (
-            f"as good and cheaper: {cheapest.path} trains {cheapest.trained:,} parameters, "
-            f"{run.path} {run.trained:,}"
-        )
-
-
-def next_commands(run: Run) -> dict[str, str]:
-    """Return what to type next with a run, by what it is for, to be pasted into a shell."""
-    folder = shell_word(run.path)
-    typed = {"export": f"export {folder} FOLDER"}
-    if run.results.task is not None or run.results.labels:
-        typed = {"predict": f"predict {folder} FILE", **typed}
-    elif run.command == "pretrain":
-        # Only here: it brings OmegaConf along.
-        from transfer_cli.config.literal import path_override
-
-        typed = {"adapt": f"finetune {path_override('init_from', run.path)}", **typed}
-    whole = run.path.parent
-    if run.sweep is not None and whole.resolve() != run.sweep:
-        whole = run.sweep
-    typed["compare"] = f"report {shell_word(whole)} --html report.html"
-    then = CommandLine.current().next_command
-    return {what: then(line) for what, line in typed.items()}
-
-
-def shell_word(path: Path) -> str:
-    """Return a path as a word of a command line that is taken for nothing else."""
-    # A home is looked for behind `./~`, too.
-    text = str(path.absolute() if str(path).startswith("~") else path)
-    return shlex.quote(f"./{text}" if _NO_PATH.match(text) else text)

@@ -21,14 +21,7 @@ from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.errors import ConfigError
 from transfer_cli.progress import progress
 from transfer_cli.reports import formats
-from transfer_cli.reports.best import (
-    best_reasons,
-    best_run,
-    criterion,
-    learnt_runs,
-    next_commands,
-    shell_word,
-)
+from transfer_cli.reports.best import best_run, criterion, learnt_runs
 from transfer_cli.reports.contents import (
     ENDED_EARLY,
     FINISHED,
@@ -39,7 +32,8 @@ from transfer_cli.reports.contents import (
     SweepProgress,
 )
 from transfer_cli.reports.grouping import group_by_task
-from transfer_cli.reports.ladder import ladder_lines, ladder_of
+from transfer_cli.reports.ladder import ladder_of
+from transfer_cli.reports.remarks import best_reasons, ladder_lines, next_commands, shell_word
 from transfer_cli.runs.directory import LOCK, RunDirectory, folder_hint
 from transfer_cli.runs.locks import is_held
 from transfer_cli.runs.results import Results

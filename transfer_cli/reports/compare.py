@@ -39,6 +39,7 @@ from transfer_cli.reports.outcomes import OutcomeReader, RunOutcomes, compare, s
 from transfer_cli.reports.results_table import FLOPS, JOULES, MEMORY, SECONDS, TRAINED
 from transfer_cli.reports.statistics import holm
 from transfer_cli.runs.results import merged_metrics
+from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import printable
 
 COSTS = (SECONDS, TRAINED, FLOPS, JOULES, MEMORY)
@@ -98,7 +99,17 @@ def make_group(label: str, settings: Mapping[str, Any], runs: Sequence[Run]) -> 
         seconds=Spread.over(run.timing.get("seconds") for run in finished),
         joules=Spread.over(run.joules for run in finished),
         memory=Spread.over(run.timing.get("peak_memory_bytes") for run in finished),
+        published=_published(runs[0].settings),
     )
+
+
+def _published(settings: Mapping[str, Any]) -> float | None:
+    below = "sweep.published."
+    for key, figure in settings.items():
+        name, _, value = key.removeprefix(below).partition("=")
+        if key.startswith(below) and is_number(figure) and matches(settings, {name: value}):
+            return figure
+    return None
 
 
 def _task(
@@ -111,7 +122,7 @@ def _task(
     choice = criterion(learnt_runs(runs)) or criterion(finished)
     best_first, ties = _best_first(groups, choice, measure, metrics)
     baseline, compared, notes = _against_baseline(best_first, words, measure, reader)
-    by = measure if sort is not None or choice is None else choice.measure
+    by = choice.measure if sort is None and choice is not None else measure
     by = sort if sort in COSTS else by
     split = measure.partition("/")[0]
     outcomes = [reader.read(run, split) for group in groups for run in group.finished]
@@ -174,18 +185,16 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
     return next((metric for metric in (*sorted_by, *preferred, *known) if metric in known), "")
 
 
-def _value(group: Group, by: str) -> float | None:
-    measured = {name: spread.mean for name, spread in group.measures.items()}
-    value = group.cost(by) if by in COSTS else measured.get(by)
-    return None if value is None or math.isnan(value) else value
-
-
 def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:
     sign = -1 if metric_of(by, metrics).higher_is_better else 1
-    values = {group.label: _value(group, by) for group in groups}
-    return sorted(groups, key=lambda group: (
-        values[group.label] is None, sign * (values[group.label] or 0.0), group.label
-    ))  # fmt: skip
+
+    def place(group: Group) -> tuple[bool, float, str]:
+        value = group.mean(by)
+        if value is None or math.isnan(value):
+            return True, 0.0, group.label
+        return False, sign * value, group.label
+
+    return sorted(groups, key=place)
 
 
 def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:

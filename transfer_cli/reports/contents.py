@@ -193,6 +193,7 @@ class Group:
         is_best: Whether it has the best mean of `TaskRuns.choice`, of those that learnt anything.
         against: The difference to the baseline; None for the baseline itself, or where no two runs
             can be compared item by item.
+        published: What the preset of a sweep says that others had for the job, if it does.
     """
 
     label: str
@@ -206,16 +207,17 @@ class Group:
     memory: Spread | None = None
     is_best: bool = False
     against: Comparison | None = None
+    published: float | None = None
 
     @property
     def finished(self) -> list[Run]:
         """Its finished runs."""
         return [run for run in self.runs if run.status == FINISHED]
 
-    def cost(self, name: str) -> float | None:
-        """Return what a run of it took on average, by the name of that field."""
-        cost: Spread | int | None = getattr(self, name)
-        return cost.mean if isinstance(cost, Spread) else cost
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a measure, or of what a run of it took, by the name of that field."""
+        found: Spread | int | None = self.measures.get(name) or getattr(self, name, None)
+        return found.mean if isinstance(found, Spread) else found
 
     @property
     def learnt_nothing(self) -> int:
@@ -241,6 +243,10 @@ class Prediction:
     loss: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        """Return it with its interval."""
+        return f"{self.loss:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True)

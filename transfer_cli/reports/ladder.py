@@ -73,38 +73,6 @@ def ladder_runs(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.settings.get("sweep") == "ladder"]
 
 
-def with_interval(prediction: Prediction) -> str:
-    """Return a prediction with its interval."""
-    return f"{prediction.loss:.3f} ({prediction.low:.3f} to {prediction.high:.3f})"
-
-
-def ladder_lines(ladder: Ladder) -> Iterator[str]:
-    """Yield in words what a ladder says."""
-    if ladder.law or ladder.refused:
-        law = f"{_LOSS} = {ladder.law}" if ladder.law else f"no prediction: {ladder.refused}"
-        yield f"ladder of {formats.several(len(ladder.rungs), 'run')}: {law}"
-    if (target := ladder.target) is not None and target.prediction is None:
-        yield f"{target.name}: no prediction: {target.refused}"
-    elif target is not None and target.prediction is not None:
-        times = target.operations / max(rung.operations for rung in ladder.rungs)
-        yield (
-            f"{target.name}: depth {target.depth:.1f}, {formats.count(target.parameters)} "
-            f"parameters, {formats.count(target.tokens)} tokens, "
-            f"{formats.flops(target.operations)} ({times:.1f} times the largest run), "
-            f"{formats.duration(float(round(target.seconds)))} as fast as these: {_LOSS} "
-            f"{with_interval(target.prediction)}; to compare, train it with "
-            f"{_DEPTH}={target.depth:.0f} ladder.of=SWEEP"
-        )
-    for run in ladder.came:
-        if run.prediction is not None:
-            off = run.loss - run.prediction.loss
-            where = "in" if run.prediction.low <= run.loss <= run.prediction.high else "outside of"
-            yield (
-                f"{run.name}: foretold {with_interval(run.prediction)}, came {run.loss:.3f}, "
-                f"{abs(off):.3f} {'above' if off > 0 else 'below'}, {where} the interval"
-            )
-
-
 def _law_text(fit: Fit) -> str:
     law, ends = fit.law, map(interval, (fit.resampled.floors, *fit.resampled.exponents.T))
     parts = zip("C" if len(law.units) == 1 else "ND", law.units, law.scales[0], law.exponents[0],

@@ -19,12 +19,17 @@ from transfer_cli.reports import formats
 from transfer_cli.reports.contents import FINISHED, Ladder, Report, TaskRuns
 from transfer_cli.reports.finding import Finding
 from transfer_cli.reports.html import task_sections
-from transfer_cli.reports.html.charts import Chart, cost_charts, label_chart, rate_chart
+from transfer_cli.reports.html.charts import (
+    Chart,
+    cost_charts,
+    label_chart,
+    ladder_chart,
+    rate_chart,
+)
 from transfer_cli.reports.html.confidence_charts import confidence_charts
-from transfer_cli.reports.html.ladder_chart import ladder_chart
 from transfer_cli.reports.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.reports.html.markup import Html, joined, note, render, visible_text
-from transfer_cli.reports.ladder import ladder_lines
+from transfer_cli.reports.remarks import ladder_lines
 from transfer_cli.reports.sections import (
     Pictures,
     analysis_sections,

@@ -6,24 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.metrics import UNSEEN
-from transfer_cli.reports import formats, ladder
-from transfer_cli.reports.best import best_reasons
+from transfer_cli.reports import formats
 from transfer_cli.reports.contents import (
-    BOOTSTRAP,
-    CONFIDENCE,
-    FEWEST_SEEDS,
     FINISHED,
     LEARNT_NOTHING,
-    MCNEMAR,
     Comparison,
     Group,
-    Report,
     Spread,
     TaskRuns,
 )
-from transfer_cli.reports.grouping import matches
-from transfer_cli.runs.untrusted import is_number
-from transfer_cli.safe_files import printable
 
 BEST = "*"
 """The mark of the best group."""
@@ -33,10 +24,6 @@ DIFFERENCE, P_VALUE, TRAINED, FLOPS, SECONDS, JOULES, MEMORY, RUNS, FOLDER = (
 )  # fmt: skip
 GROUP, PUBLISHED = "group", "published"
 
-_TESTS = {
-    MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
-    BOOTSTRAP: "a bootstrap over items and seeds",
-}
 NO_P_VALUE = formats.NOTHING
 _OTHER = {"test": "validation", "validation": "test"}
 
@@ -121,74 +108,9 @@ def is_baseline(group: Group, task: TaskRuns) -> bool:
     return group.label == task.baseline or group.label in others
 
 
-def remarks(task: TaskRuns) -> list[str]:
-    """Return the lines below a table in text: `explanations`, analyses, what a ladder says."""
-    counts = Counter(analysis.name for run in task.runs for analysis in run.analyses)
-    named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(counts.items())]
-    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if named else []
-    foretold = [] if task.ladder is None else ladder.ladder_lines(task.ladder)
-    return [*explanations(task), *analyses, *foretold]
-
-
-def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
-    """Yield what a reader must know of a table, with its mark of the best group."""
-    if task.choice is not None and any(group.is_best for group in task.groups):
-        end = "higher" if task.choice.metric.higher_is_better else "lower"
-        yield (
-            f"{best} best {task.choice.measure} ({end} is better) of what learnt anything; the "
-            "test split decides nothing"
-        )
-    spreads = [spread for group in task.groups for spread in group.measures.values()]
-    if any(spread.deviation is not None for spread in spreads):
-        yield "± is the standard deviation over the finished runs of a group"
-    untold = any(group.against is not None and group.against.p is None for group in task.groups)
-    if untold or any(1 < len(spread.values) < FEWEST_SEEDS for spread in spreads):
-        yield (
-            "of two runs the mean is shown alone; an interval, or a p, takes three seeds or more "
-            "on both sides, or one on each"
-        )
-    yield from _test_explanation(task, baseline or task.baseline)
-    if any(group.learnt_nothing for group in task.groups):
-        yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
-    yield from task.notes
-
-
-def best_run_label(task: TaskRuns) -> str:
-    """Return what tells the best run from others: its group, and its seed where there are some."""
-    if task.best is None:
-        return ""
-    group = _group_of_best(task)
-    seed = f" seed={formats.plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
-    return f"({printable(group.label)}{seed})"
-
-
-def why_best(task: TaskRuns) -> Iterator[str]:
-    """Yield why a run is the best one of a task; also why it is not of the best group."""
-    if task.best is None:
-        return
-    yield from best_reasons(task.best)
-    best = next((group for group in task.groups if group.is_best), None)
-    if best is not None and best is not _group_of_best(task):
-        where = formats.folders(run.path for run in best.runs)
-        yield f"the best mean over seeds is another's: {best.label} ({where})"
-
-
 def holds_best(task: TaskRuns, group: Group) -> bool:
     """Return whether the best run of a task is of a group."""
     return task.best is not None and task.best.run.path in (run.path for run in group.runs)
-
-
-def _group_of_best(task: TaskRuns) -> Group:
-    return next(group for group in task.groups if holds_best(task, group))
-
-
-def why_several_tables(report: Report) -> Iterator[str]:
-    """Yield why there is more than one table."""
-    if len(report.tasks) > 1:
-        yield (
-            f"{len(report.tasks)} tasks, each by itself: runs are compared where command, data and "
-            "labels are the same"
-        )
 
 
 def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cell]:
@@ -198,7 +120,8 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
         measure: _spread_cell(group.measures.get(measure), mark, task.metric(measure).display_scale)
         for measure in measures
     }
-    row[PUBLISHED] = published_cell(group)
+    figure = group.published
+    row[PUBLISHED] = Cell() if figure is None else Cell(formats.number(figure), figure)
     if task.baseline is not None:
         row |= {DIFFERENCE: _difference_cell(group, task), P_VALUE: _p_cell(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
@@ -211,16 +134,6 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
         RUNS: _runs_cell(group),
         FOLDER: Cell(formats.folders(run.path for run in group.runs)),
     }
-
-
-def published_cell(group: Group) -> Cell:
-    """Return what the preset of a sweep says that others had for the job of a group, if it does."""
-    settings, below = group.runs[0].settings, "sweep.published."
-    for key, figure in settings.items():
-        name, _, value = key.removeprefix(below).partition("=")
-        if key.startswith(below) and is_number(figure) and matches(settings, {name: value}):
-            return Cell(formats.number(figure), figure)
-    return Cell()
 
 
 def _spread_cell(spread: Spread | None, mark: str = "", times: float = 1) -> Cell:
@@ -284,20 +197,3 @@ def _runs_cell(group: Group) -> Cell:
     done, total = counts.pop(FINISHED, 0), len(group.runs)
     others = ", ".join(f"{n} {status}" for status, n in counts.items())
     return Cell(f"{done} of {total} ({others})" if others else str(total), done)
-
-
-def _test_explanation(task: TaskRuns, baseline: str | None) -> Iterator[str]:
-    comparisons = [group.against for group in task.groups if group.against is not None]
-    if not comparisons:
-        return
-    corrected = sum(comparison.corrected is not None for comparison in comparisons)
-    items = {f"{comparison.items:,}" for comparison in comparisons}
-    tests = {comparison.test for comparison in comparisons}
-    how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
-    has_interval = any(comparison.low is not None for comparison in comparisons)
-    interval = f", with its {CONFIDENCE} % interval" if has_interval else ""
-    several = f"; corrected for {corrected} comparisons (Holm; --csv has both)" if corrected else ""
-    yield (
-        f"difference to {baseline}{interval}; p by {how}, "
-        f"paired on the same {' or '.join(sorted(items))} items{several}"
-    )

@@ -5,6 +5,7 @@ look, and words with colours, only a page can show.
 """
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -187,13 +188,12 @@ def analysis_sections(
     task: TaskRuns, names: Sequence[str], pictures: Pictures
 ) -> Iterator[tuple[str, str, Html]]:
     """Yield name, title and content of the section of each analysis that runs of a task have."""
-    known = {analysis.name for run in task.runs for analysis in run.analyses}
+    stored = Counter(analysis.name for run in task.runs for analysis in run.analyses)
     most_runs = 20  # of one analysis on one page
-    for name in sorted(known)[:MOST_ANALYSES]:
+    for name in sorted(stored)[:MOST_ANALYSES]:
         analyses = list(islice(_run_analyses(task, names, name, pictures), most_runs))
         title = finding_title(name, Finding.from_json(analyses[0].content))
-        stored = [analysis.name for run in task.runs for analysis in run.analyses].count(name)
-        more = stored - len(analyses)
+        more = stored[name] - len(analyses)
         left_out = note(f"Those of {formats.several(more, 'run')} are left out.") if more else None
         yield f"analysis-{name}", title, joined([_section(name, analyses), left_out])
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from transfer_cli.errors import list_names
 from transfer_cli.metrics import UNSEEN
-from transfer_cli.reports import formats, results_table
-from transfer_cli.reports.best import next_commands
+from transfer_cli.reports import formats, remarks, results_table
 from transfer_cli.reports.contents import (
     FAILED,
     Group,
@@ -55,7 +54,7 @@ def as_terminal_page(report: Report, width: int | None) -> Page:
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [
         *(list(_sweep_lines(standing, in_tables)) for standing in report.standings),
-        [Line(why) for why in results_table.why_several_tables(report)],
+        [Line(why) for why in remarks.why_several_tables(report)],
         *(list(_task(task, width, shown_remarks)) for task in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
         *(list(_best(task, len(report.tasks))) for task in report.tasks),
@@ -68,11 +67,11 @@ def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
         return
     of_task = f" of {task.name}" if tasks > 1 else ""
     head = Piece(f"best run by validation{of_task}:", "heading")
-    name = results_table.best_run_label(task)
+    name = remarks.best_run_label(task, task.best.run)
     yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {name}")
-    for line in results_table.why_best(task):
+    for line in remarks.why_best(task, task.best):
         yield Entry(["  "], [Piece(line, "note")], 2)
-    for what, line in next_commands(task.best.run).items():
+    for what, line in remarks.next_commands(task.best.run).items():
         yield Line(f"  {what + ':':9}{line}")
 
 
@@ -123,7 +122,7 @@ def _task(task: TaskRuns, width: int | None, shown_remarks: set[str]) -> Iterato
     titles = [Column(printable(column.heading), right=column.title != FOLDER)
               for column in columns[1:]]  # fmt: skip
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
-    lines = [line for line in results_table.remarks(task) if line not in shown_remarks]
+    lines = [line for line in remarks.table_remarks(task) if line not in shown_remarks]
     shown_remarks.update(lines)
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
@@ -201,7 +200,7 @@ def as_json(value: object) -> str:
 
 def as_markdown(report: Report) -> str:
     """Return a table for each task, with what must be known of it."""
-    parts = [*map(markdown_text, results_table.why_several_tables(report))]
+    parts = [*map(markdown_text, remarks.why_several_tables(report))]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
         parts += ["Not shown:", "\n".join(f"- {markdown_text(why)}" for why in report.problems)]
@@ -233,8 +232,8 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         if name.count("/") < 2 or "/slice/" in name or name.endswith(UNSEEN):
             mean, deviation = (None, None) if spread is None else (spread.mean, spread.deviation)
             record |= {name: mean, f"{name} deviation": deviation}
-    if (figure := results_table.published_cell(group)).text:
-        record[results_table.PUBLISHED] = figure.value
+    if group.published is not None:
+        record[results_table.PUBLISHED] = group.published
     against = {} if group.against is None else vars(group.against)
     return record | {f"against {name}": value for name, value in against.items()}
 
@@ -254,22 +253,22 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
     for group, (name, *cells) in zip(task.groups, results_table.row_texts(columns), strict=True):
         first = f"**{markdown_code(name)}** \\*" if group.is_best else markdown_code(name)
         yield markdown_row([first, *map(markdown_text, cells)])
-    remarks = [markdown_text(line) for line in results_table.remarks(task)]
-    remarks += [
+    lines = [markdown_text(line) for line in remarks.table_remarks(task)]
+    lines += [
         f"{markdown_code(run.name)}: {markdown_text(run.shortfall)}"
         for run in task.runs
         if run.shortfall is not None
     ]
-    if remarks:
+    if lines:
         yield ""
-        yield from (f"- {line}" for line in remarks)
+        yield from (f"- {line}" for line in lines)
     if task.best is not None:
         yield ""
-        label = markdown_text(results_table.best_run_label(task))
+        label = markdown_text(remarks.best_run_label(task, task.best.run))
         yield f"**Best run by validation**: {markdown_code(str(task.best.run.path))} {label}"
         yield ""
-        yield from (f"- {markdown_text(line)}" for line in results_table.why_best(task))
+        yield from (f"- {markdown_text(line)}" for line in remarks.why_best(task, task.best))
         yield from (
             f"- {what}: {markdown_code(line)}"
-            for what, line in next_commands(task.best.run).items()
+            for what, line in remarks.next_commands(task.best.run).items()
         )

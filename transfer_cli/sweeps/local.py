@@ -63,11 +63,8 @@ def shares_of(sweep: Any, devices: int | str, device: str) -> Shares:
 
 def run_here(jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> None:
     """Run jobs here, and return when all have ended; without shares one by one, in this process."""
-    if shares is None:
-        _run_serially(jobs, todo)
-        return
-    stop_on_error = shares.settings.on_error == "stop"
-    if not shares.settings.isolate:
+    stop_on_error = shares is not None and shares.settings.on_error == "stop"
+    if shares is None or not shares.settings.isolate:
         _run_serially(jobs, todo, stop_on_error=stop_on_error)
         return
     SideBySide(
@@ -80,7 +77,7 @@ def run_here(jobs: Jobs, todo: Sequence[SweepJob], shares: Shares | None) -> Non
     ).run(todo)
 
 
-def _run_serially(jobs: Jobs, todo: Sequence[SweepJob], *, stop_on_error: bool = False) -> None:
+def _run_serially(jobs: Jobs, todo: Sequence[SweepJob], *, stop_on_error: bool) -> None:
     def is_elsewhere(job: SweepJob) -> bool:
         return jobs.makes_runs and jobs.directory.is_claimed(job.number)
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep
 from omegaconf import OmegaConf
 
 from transfer_cli.config.compose import Composition, compose, parsed_overrides, without_hydra_keys
@@ -61,19 +61,16 @@ def run_sweep(jobs: Jobs, folder: Path) -> None:
 
 def _words_of_first(jobs: Jobs, folder: Path) -> list[str]:
     """Return the words of one job, whose config says how all are run."""
-    request = jobs.request
-    overrides = parsed_overrides(jobs.command, request, request.overrides)
-    words = [_first_value(override, request.config_dir) for override in overrides]
-    return [*words, f"hydra.sweep.dir={quoted(str(folder))}"]
-
-
-def _first_value(override: Override, config_dir: Path | None) -> str:
-    value = override.value()
-    if isinstance(value, IntervalSweep):
-        return f"{override.get_key_element()}={value.start}"
-    if override.is_sweep_override():
-        return override_words(override, config_dir)[0]
-    return str(override.input_line)
+    request, words = jobs.request, [f"hydra.sweep.dir={quoted(str(folder))}"]
+    for override in parsed_overrides(jobs.command, request, request.overrides):
+        value = override.value()
+        if isinstance(value, IntervalSweep):
+            words.append(f"{override.get_key_element()}={value.start}")
+        elif override.is_sweep_override():
+            words.append(override_words(override, request.config_dir)[0])
+        else:
+            words.append(str(override.input_line))
+    return words
 
 
 def _swept_by_preset(first: Composition) -> dict[str, Any]:

@@ -39,9 +39,6 @@ class _TaskCase:
     def encoded(self, length: int) -> Encoded:
         return self.task.encode(self.examples, self.tokenizer, length, self.direction)
 
-    def prepared(self, data: Encoded) -> Batch:
-        return self.objective_case.objective.prepare(_batch(data), ExampleNoise(0, "contract"))
-
     def evaluate(self, ask: Callable[[TransferModel, Batch, Encoding], T], batch: Batch) -> T:
         with torch.no_grad():
             return ask(self.objective_case.model, batch, Encoding(self.objective_case.model, batch))
@@ -128,8 +125,9 @@ def answers_can_be_written(case: _TaskCase) -> None:
 def results_can_be_told(case: _TaskCase) -> None:
     """Claim: what became of an example can be told, from one row or several."""
     for length in (LENGTH, SHORT):
-        data = case.encoded(length)
-        noted = case.evaluate(case.objective_case.objective.example_results, case.prepared(data))
+        data, objective = case.encoded(length), case.objective_case.objective
+        prepared = objective.prepare(_batch(data), ExampleNoise(0, "contract"))
+        noted = case.evaluate(objective.example_results, prepared)
         if noted is None:
             raise AssertionError("the objective has no example_results")
         rows: Rows = dict(enumerate(values_by_row(noted.predicted, len(data))))
@@ -142,7 +140,7 @@ def results_can_be_told(case: _TaskCase) -> None:
         scores = case.task.scores(data, apart)
         numbers = all(isinstance(value, int | float) for value in scores.values())
         claim(numbers, f"scores are no numbers: {scores}")
-        declared = {metric.name for metric in case.objective_case.objective.answer_metrics()}
+        declared = {metric.name for metric in objective.answer_metrics()}
         names = {name.partition("/")[0] for name in scores}
         claim(names == declared, f"answer_metrics does not declare {names}")
 

@@ -54,15 +54,16 @@ def test_each_group_has_a_mean_and_its_seeds(tmp_path):
     first = [curves[run.name]["validation/error_rate"] for run in task.groups[0].runs]
     end = sum(curve[-1][1] for curve in first) / 3
     assert means[0]["y"][-1] == pytest.approx(end, rel=1e-4)
+    *_, accuracy = chart.views  # a share
+    assert accuracy.layout["yaxis"]["title"] == "validation accuracy (%)"
+    last = [trace["y"][-1] for trace in accuracy.traces if trace["meta"]["role"] == "mean"]
+    assert all(50 < percent <= 100 for percent in last)
 
 
 def test_the_mean_leaves_a_run_out_that_broke_off(tmp_path):
     task, names, curves = shown(reports.sweep_of_schemes(tmp_path))
-    place = next(
-        at for at, group in enumerate(task.groups)
-        if any(run.status == "failed" for run in group.runs)
-    )  # fmt: skip
-    (failed,) = [run for run in task.groups[place].runs if run.status == "failed"]
+    [(place, failed)] = [(place, run) for place, group in enumerate(task.groups)
+                         for run in group.runs if run.status == "failed"]  # fmt: skip
     short = {**curves, failed.name: read_curves(failed.path / "nothing", 400)}
 
     whole = traces(training_chart(task, names, curves), "mean")
@@ -196,16 +197,6 @@ def test_of_two_seeds_no_bar_is_drawn_and_that_is_said(tmp_path):
     assert "without bars: a deviation takes three seeds or more" in chart.caption
 
 
-def test_shares_are_drawn_in_percent(tmp_path):
-    task, names, curves = shown(reports.sweep_of_schemes(tmp_path))
-
-    *_, accuracy = validation_chart(task, names, curves).views
-
-    assert accuracy.layout["yaxis"]["title"] == "validation accuracy (%)"
-    last = [trace["y"][-1] for trace in accuracy.traces if trace["meta"]["role"] == "mean"]
-    assert all(50 < percent <= 100 for percent in last)
-
-
 def test_no_bar_leaves_what_an_error_rate_can_be():
     task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED_METRICS)
     spreads = [Spread.over(values) for values in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
@@ -225,14 +216,11 @@ def write(path, records, end=""):
 
 
 def test_a_half_written_last_line_is_passed_over(tmp_path):
+    assert read_curves(tmp_path / "metrics.jsonl", 100) == {}
     records = [{"kind": "train", "step": step, "loss": 1.0 / step} for step in (1, 2)]
     path = write(tmp_path / "metrics.jsonl", records, '{"kind": "train", "step": 3, "lo')
 
     assert read_curves(path, 100)["train/loss"] == ((1, 1.0), (2, 0.5))
-
-
-def test_a_missing_file_has_no_curves(tmp_path):
-    assert read_curves(tmp_path / "metrics.jsonl", 100) == {}
 
 
 def test_measures_of_single_classes_and_what_is_no_finite_number_are_left_out(tmp_path):

@@ -58,23 +58,13 @@ def test_runs_are_found_at_any_depth_and_each_once(tmp_path):
     assert collected.problems == []
 
 
-def test_a_single_run_is_called_by_its_folder(tmp_path):
-    assert names(collect([write_run(tmp_path / "first")])) == ["first"]
-
-
-def test_folders_inside_of_a_run_and_hidden_ones_are_not_looked_into(tmp_path):
+def test_neither_folders_of_a_run_nor_hidden_ones_nor_circles_of_links_are_looked_into(tmp_path):
     run = write_run(tmp_path / "run")
     write_run(run / "checkpoints" / "inner")
     write_run(tmp_path / ".trash" / "old")
-
-    assert names(collect([tmp_path])) == ["run"]
-
-
-def test_a_circle_of_links_ends(tmp_path):
-    write_run(tmp_path / "run")
     (tmp_path / "again").symlink_to(tmp_path)
 
-    assert len(collect([tmp_path]).runs) == 1
+    assert names(collect([tmp_path])) == ["run"]
 
 
 def test_very_many_folders_are_not_all_looked_into(tmp_path, monkeypatch):
@@ -118,17 +108,14 @@ def test_a_finished_run_is_read_whole(tmp_path):
     assert run.typed == {"adaptation", "seed"}
 
 
-def test_a_run_that_learnt_nothing_is_finished_with_a_reason(tmp_path):
-    (run,) = collect([write_run(tmp_path / "run", failed="no better than HUM")]).runs
+@pytest.mark.parametrize("status", [FINISHED, FAILED, STOPPED])
+def test_a_run_says_why_it_ended_or_learnt_nothing(tmp_path, status):
+    path = write_run(tmp_path / "run", status=status, reason="so", failed="so")
 
-    assert (run.status, run.reason) == (FINISHED, "no better than HUM")
+    (run,) = collect([path]).runs
 
-
-@pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_a_run_says_why_it_ended(tmp_path, status):
-    (run,) = collect([write_run(tmp_path / "run", status=status, reason="so")]).runs
-
-    assert (run.status, run.reason, run.results) == (status, "so", Results())
+    assert (run.status, run.reason) == (status, "so")
+    assert (run.results == Results()) == (status != FINISHED)
 
 
 def test_a_run_at_work_holds_its_lock_and_a_killed_one_does_not(tmp_path):
@@ -233,21 +220,15 @@ def test_a_sweep_gives_its_runs_and_the_jobs_that_have_none(tmp_path):
     assert (standing.done, standing.pruned, standing.left) == (1, 1, 1)
 
 
-def test_a_job_named_by_itself_is_still_known_as_one(tmp_path):
-    write_sweep(tmp_path / "sweep", SweepJob(0, ("seed=0",), outcome="done"))
-    write_run(tmp_path / "sweep" / "0")
-
-    (run,) = collect([tmp_path / "sweep" / "0"]).runs
-
-    assert (run.number, run.overrides) == (0, ("seed=0",))
-
-
-def test_a_job_whose_directory_is_gone_is_a_problem(tmp_path):
+def test_a_job_named_by_itself_is_still_known_as_one_and_missed_when_it_is_gone(tmp_path):
     write_sweep(tmp_path / "sweep", SweepJob(0, ("seed=0",), outcome="done"))
 
     collected = collect([tmp_path / "sweep"])
+    write_run(tmp_path / "sweep" / "0")
+    (run,) = collect([tmp_path / "sweep" / "0"]).runs
 
     assert "0 is gone, though the job was done" in collected.problems[0]
+    assert (run.number, run.overrides) == (0, ("seed=0",))
 
 
 def test_a_broken_sweep_is_named_and_its_runs_are_shown(tmp_path):
@@ -281,10 +262,12 @@ def test_the_jobs_are_counted_and_the_failed_ones_named(tmp_path):
     assert progress.command == "transfer finetune -m adaptation=full,lora"
 
 
-def test_what_is_left_takes_as_long_as_what_was_done(tmp_path):
-    progress = stand(tmp_path, done(0, 10.0), done(1, 30.0), SweepJob(2, ()), SweepJob(3, ()))
+def test_what_is_left_takes_as_long_as_what_was_done_and_else_nothing_is_guessed(tmp_path):
+    left = SweepJob(2, ()), SweepJob(3, ())
 
-    assert progress.seconds_left == 40
+    assert stand(tmp_path / "a", done(0, 10.0), done(1, 30.0), *left).seconds_left == 40
+    assert stand(tmp_path / "b", *left).seconds_left is None
+    assert stand(tmp_path / "c", done(0, 10.0)).seconds_left is None
 
 
 def test_jobs_side_by_side_share_what_is_left(tmp_path):
@@ -306,11 +289,6 @@ def test_a_job_that_takes_longer_than_others_has_nothing_left(tmp_path):
     os.utime(sweep.path / "job-1.json", (1e9, 1e9))
 
     assert sweep_progress(sweep, sweep.read_request(), jobs).seconds_left == 0
-
-
-def test_nothing_is_guessed_before_a_job_is_done_and_after_all_are(tmp_path):
-    assert stand(tmp_path / "a", SweepJob(0, ()), SweepJob(1, ())).seconds_left is None
-    assert stand(tmp_path / "b", done(0, 10.0)).seconds_left is None
 
 
 def test_a_search_has_trials_left_that_are_not_known_yet(tmp_path):
@@ -486,35 +464,23 @@ LORA = {
 }  # fmt: skip
 
 
-def group(settings, typed=()):
-    typed = frozenset(typed)
-    return [Run(Path("run"), "run", "finetune", FINISHED, settings=settings, typed=typed)]
+@pytest.mark.parametrize(
+    ("groups", "typed", "told"),
+    [
+        ([FULL, LORA], (), ()),
+        ([{**FULL, "schedule": "a"}, {**LORA, "schedule": "b"}], ["schedule"], ("schedule",)),
+        ([{**FULL, "optimizer.lr": 1e-4}, {**LORA, "optimizer.lr": 1e-3}], (), ("optimizer.lr",)),
+        ([FULL, LORA, {**LORA, "adaptation.edits.lora.rank": 16}], (),
+         ("adaptation.edits.lora.rank",)),
+    ],
+    ids=["a preset explains what it brought", "what was typed", "the rate", "what it does not"],
+)  # fmt: skip
+def test_what_tells_groups_apart_is_typed_or_a_rate_or_no_preset_explains_it(groups, typed, told):
+    typed = frozenset(["adaptation", *typed])
+    runs = [[Run(Path("run"), "run", "finetune", FINISHED, settings=settings, typed=typed)]
+            for settings in groups]  # fmt: skip
 
-
-def test_a_preset_explains_all_that_it_brought_along():
-    assert grouping.varying_keys([group(FULL), group(LORA)]) == ("adaptation",)
-
-
-def test_what_was_typed_is_told_even_where_a_preset_would_explain_it():
-    typed = ["adaptation", "optimizer.lr"]
-    groups = [
-        group({**FULL, "optimizer.lr": 1e-3}, ["adaptation"]),
-        group({**LORA, "optimizer.lr": 1e-2}, typed),
-    ]
-
-    assert grouping.varying_keys(groups) == ("adaptation", "optimizer.lr")
-
-
-def test_the_rate_is_told_even_where_a_preset_brings_it():
-    groups = [group({**FULL, "optimizer.lr": 1e-4}), group({**LORA, "optimizer.lr": 1e-3})]
-
-    assert grouping.varying_keys(groups) == ("adaptation", "optimizer.lr")
-
-
-def test_what_a_preset_does_not_explain_is_told_too():
-    groups = [group(FULL), group(LORA), group({**LORA, "adaptation.edits.lora.rank": 16})]
-
-    assert grouping.varying_keys(groups) == ("adaptation", "adaptation.edits.lora.rank")
+    assert grouping.varying_keys(runs) == ("adaptation", *told)
 
 
 def test_settings_that_cannot_change_a_result_are_none():
@@ -536,11 +502,7 @@ def test_equal_values_of_other_kinds_are_equal():
         ("optimizer.lr", [1e-3, 3e-3], ["0.001", "0.003"]),
         ("optimizer.lr", [0.0012345, 0.0012346], ["0.001234", "0.001235"]),
         ("optimizer.lr", [0.1, None], ["0.1", "null"]),
-        (
-            "optimizer.lr",
-            [0.1, 0.10000000000000002],
-            ["0.10000000000000001", "0.10000000000000002"],
-        ),
+        ("optimizer.lr", [0.1, 0.1 + 2e-17], ["0.10000000000000001", "0.10000000000000002"]),
         ("init_from", ["runs/a/best", "runs/b/best"], ["a/best", "b/best"]),
         ("init_from", ["runs/a", None], ["a", "null"]),
         ("adaptation", ["lora", "full"], ["lora", "full"]),

@@ -18,11 +18,10 @@ from transfer_cli.earlier_runs import UNDECLARED_METRICS
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
 from transfer_cli.reports import formats
-from transfer_cli.reports.best import best_reasons, best_run, criterion, learnt_runs, next_commands
+from transfer_cli.reports.best import best_run, criterion, learnt_runs
 from transfer_cli.reports.collect import best_run_lines, collect, resolve_run
 from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import (
-    FINISHED,
     Comparison,
     Group,
     Report,
@@ -33,6 +32,7 @@ from transfer_cli.reports.contents import (
 )
 from transfer_cli.reports.outcomes import with_slices
 from transfer_cli.reports.page import page
+from transfer_cli.reports.remarks import best_reasons, explanations, next_commands
 from transfer_cli.reports.results_table import (
     DIFFERENCE,
     MEMORY,
@@ -40,7 +40,7 @@ from transfer_cli.reports.results_table import (
     P_VALUE,
     PUBLISHED,
     RUNS,
-    explanations,
+    Cell,
     results_table,
 )
 from transfer_cli.reports.statistics import mcnemar
@@ -82,7 +82,9 @@ def test_seeds_are_one_group_with_mean_and_deviation(tmp_path):
     task = only(three_seeds(tmp_path))
 
     full, lora = task.groups
-    assert [group.label for group in task.groups] == ["adaptation=full", "adaptation=lora"]
+    assert [(group.label, group.is_best) for group in task.groups] == [
+        ("adaptation=full", True), ("adaptation=lora", False),
+    ]  # fmt: skip
     assert task.varying == ("adaptation",)
     assert full.measures["test/error_rate"].values == (10.0, 12.5, 15.0)
     assert full.measures["test/error_rate"].mean == pytest.approx(12.5)
@@ -94,20 +96,21 @@ def test_seeds_are_one_group_with_mean_and_deviation(tmp_path):
     assert task.name == "finetune on sample_questions"
 
 
-def test_the_best_comes_first_and_is_marked(tmp_path):
-    task = only(three_seeds(tmp_path))
+@pytest.mark.parametrize(
+    ("sort", "order", "lower_is_better", "difference"),
+    [("test/accuracy", ["full", "lora"], False, -0.15), ("trained", ["lora", "full"], True, 15)],
+)
+def test_costs_and_measures_sort_in_their_direction(
+    tmp_path, sort, order, lower_is_better, difference
+):
+    task = only(three_seeds(tmp_path), sort=sort.removeprefix("test/"))
 
-    assert [group.is_best for group in task.groups] == [True, False]
-    assert task.lower_is_better
-
-
-def test_of_an_accuracy_more_is_better(tmp_path):
-    task = only(three_seeds(tmp_path), sort="accuracy")
-
-    assert task.measure == task.sort == "test/accuracy"
-    assert not task.lower_is_better
-    assert [group.label for group in task.groups] == ["adaptation=full", "adaptation=lora"]
-    assert task.groups[1].against.difference == pytest.approx(-0.15)
+    assert (task.sort, task.lower_is_better) == (sort, lower_is_better)
+    assert task.measure == (sort if "/" in sort else "test/error_rate")
+    assert [group.settings["adaptation"] for group in task.groups] == order
+    [(full, lora)] = [sorted(task.groups, key=lambda group: group.label)]
+    assert (full.is_best, lora.is_best) == (True, False)
+    assert lora.against.difference == pytest.approx(difference)
 
 
 def with_span_f1(folder, adaptation, value):
@@ -135,14 +138,6 @@ def test_a_metric_of_another_objective_is_the_headline_in_its_direction_and_unit
     assert formats.axis_words(task, task.measure) == "test span f1 (%)"
     # Not a sum over items: what is one is tested in its place.
     assert task.groups[0].against.measure == "test/loss"
-
-
-def test_costs_sort_and_the_measure_still_says_what_is_best(tmp_path):
-    task = only(three_seeds(tmp_path), sort="trained")
-
-    assert [group.label for group in task.groups] == ["adaptation=lora", "adaptation=full"]
-    assert [group.is_best for group in task.groups] == [False, True]
-    assert (task.sort, task.measure) == ("trained", "test/error_rate")
 
 
 def test_few_labels_are_settings_of_one_task_and_paths_are_none(tmp_path):
@@ -267,16 +262,11 @@ def test_runs_that_are_all_unfinished_make_a_table_without_numbers(tmp_path):
 
 
 def test_a_job_without_a_directory_joins_the_group_of_its_twin(tmp_path):
-    words = [
-        ("adaptation=full", "seed=0"),
-        ("adaptation=full", "seed=1"),
-        ("adaptation=x", "seed=0"),
-    ]
     write_sweep(
         tmp_path / "sweep",
-        SweepJob(0, words[0], outcome="done"),
-        SweepJob(1, words[1], outcome="failed", reason="no memory"),
-        SweepJob(2, words[2], outcome="failed", reason="no such preset"),
+        SweepJob(0, ("adaptation=full", "seed=0"), outcome="done"),
+        SweepJob(1, ("adaptation=full", "seed=1"), outcome="failed", reason="no memory"),
+        SweepJob(2, ("adaptation=x", "seed=0"), outcome="failed", reason="no such preset"),
         SweepJob(3, ("adaptation=frozen", "seed=0")),
     )
     write_run(tmp_path / "sweep" / "0")
@@ -290,13 +280,8 @@ def test_a_job_without_a_directory_joins_the_group_of_its_twin(tmp_path):
 
 
 def test_measures_of_another_kind_are_passed_over(tmp_path):
-    results = {
-        "measures": {
-            "test": {"error_rate": "low", "loss": True, "x": math.nan, "accuracy": 1},
-            "x": 3,
-        }
-    }
-    write_run(tmp_path / "run", results=results)
+    test = {"error_rate": "low", "loss": True, "x": math.nan, "accuracy": 1}
+    write_run(tmp_path / "run", results={"measures": {"test": test, "x": 3}})
 
     (run,) = collect([tmp_path]).runs
 
@@ -435,11 +420,10 @@ def test_of_several_baselines_each_group_has_that_with_its_other_settings(tmp_pa
 def test_a_baseline_with_another_rate_of_its_own_has_the_other_settings(tmp_path):
     for labels in (50, 100):
         for name, rate in (("full", 1e-4), ("lora", 1e-3)):
-            path, typed = (
-                tmp_path / f"{name}-{labels}",
-                (f"adaptation={name}", f"loop.batch={labels}"),
-            )
-            write_run(path, adaptation=name, optimizer__lr=rate, loop__batch=labels, typed=typed)
+            write_run(
+                tmp_path / f"{name}-{labels}", adaptation=name, optimizer__lr=rate,
+                loop__batch=labels, typed=(f"adaptation={name}", f"loop.batch={labels}"),
+            )  # fmt: skip
 
     task = only(tmp_path, baseline="adaptation=full")
 
@@ -453,24 +437,23 @@ def test_a_baseline_with_another_rate_of_its_own_has_the_other_settings(tmp_path
 # --- what cannot be compared
 
 
-def test_without_items_there_is_no_test_and_the_reason_is_said(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (Path.unlink, "without items.jsonl"),
+        (lambda file: write_items(file, labelled((), count=30)), "not judged on the same items"),
+        (lambda file: file.write_text(file.read_text().replace("0.25", "NaN", 1)),
+         "losses are not finite"),
+    ],
+)  # fmt: skip
+def test_groups_that_cannot_be_compared_are_not_and_the_reason_is_said(tmp_path, change, why):
     three_seeds(tmp_path)
-    (tmp_path / "lora-1" / "items.jsonl").unlink()
+    change(tmp_path / "lora-1" / "items.jsonl")
 
-    task = only(tmp_path)
+    task = only(tmp_path, sort="loss")
 
-    assert task.groups[1].against is None
-    assert any("without items.jsonl" in note for note in task.notes)
-
-
-def test_other_items_are_not_compared(tmp_path):
-    write_run(tmp_path / "a", typed=FULL)
-    write_run(tmp_path / "b", adaptation="lora", items=labelled((), count=30))
-
-    task = only(tmp_path)
-
-    assert task.groups[1].against is None or task.groups[0].against is None
-    assert any("not judged on the same items" in note for note in task.notes)
+    assert [group.against for group in task.groups] == [None, None]
+    assert any(why in note for note in task.notes)
 
 
 def test_items_drawn_by_the_seed_are_compared_seed_by_seed(tmp_path):
@@ -490,31 +473,14 @@ def test_items_drawn_by_the_seed_are_compared_seed_by_seed(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "{}\n",
-        "nonsense\n",
-        '{"split": "test"}\n',
-        "[" * 9000,
-        '{"split": "test", "label": 1e999}\n',
-        "\n",
-    ],
-)
+    ["{}\n", "nonsense\n", '{"split": "test"}\n', "[" * 9000,
+     '{"split": "test", "label": 1e999}\n', "\n"],
+)  # fmt: skip
 def test_damaged_items_are_said_to_be(tmp_path, content):
     three_seeds(tmp_path)
     (tmp_path / "full-1" / "items.jsonl").write_text(content)
 
     assert any("items.jsonl: line 1" in note for note in only(tmp_path).notes)
-
-
-def test_losses_that_are_not_finite_are_not_compared(tmp_path):
-    for name in ("full", "lora"):
-        write_run(tmp_path / name, adaptation=name)
-    path = tmp_path / "lora" / "items.jsonl"
-    path.write_text(path.read_text().replace("0.25", "NaN", 1))
-
-    task = only(tmp_path, sort="loss")
-
-    assert any("losses are not finite" in note for note in task.notes)
 
 
 def test_language_models_are_compared_by_the_perplexity_of_their_blocks(tmp_path):
@@ -633,12 +599,10 @@ def test_of_slices_the_more_right_comes_first_whatever_a_task_measures(tmp_path)
 
 @pytest.mark.parametrize(
     ("items", "why"),
-    [
-        (blocks([1.0, 2.0]), "neither right nor wrong"),
-        ([replace(item, text="") for item in labelled([1])], "no texts"),
-        (None, "without items.jsonl"),
-    ],
-)
+    [(blocks([1.0, 2.0]), "neither right nor wrong"),
+     ([replace(item, text="") for item in labelled([1])], "no texts"),
+     (None, "without items.jsonl")],
+)  # fmt: skip
 def test_why_a_run_has_no_slices_is_said(tmp_path, items, why):
     path = write_run(tmp_path / "a", items=items)
     if items is None:
@@ -889,18 +853,13 @@ def refused(folder):
     return str(caught.value)
 
 
-def test_a_sweep_of_which_nothing_learnt_is_refused(tmp_path):
+def test_a_sweep_of_which_nothing_learnt_or_finished_is_refused(tmp_path):
     folder = sweep(tmp_path / "s", error(0.0), error(0.0), failed="no better than city")
+    jobs = SweepJob(0, ("a=1",), outcome="failed", reason="why"), SweepJob(1, ("a=2",))
+    write_sweep(tmp_path / "t", *jobs)
 
     assert "without a best run: no finished run learnt anything (2 learnt" in refused(folder)
-
-
-def test_a_sweep_with_nothing_finished_is_refused(tmp_path):
-    write_sweep(
-        tmp_path / "s", SweepJob(0, ("a=1",), outcome="failed", reason="why"), SweepJob(1, ("a=2",))
-    )
-
-    assert "no finished run learnt anything (1 failed, 1 left)" in refused(tmp_path / "s")
+    assert "no finished run learnt anything (1 failed, 1 left)" in refused(tmp_path / "t")
 
 
 def test_a_sweep_over_several_tasks_is_refused(tmp_path):
@@ -912,18 +871,13 @@ def test_a_sweep_over_several_tasks_is_refused(tmp_path):
     assert sum(line.startswith("best run by") for line in best_run_lines(folder)) == 2
 
 
-def test_a_sweep_whose_results_are_damaged_is_refused(tmp_path):
-    folder = sweep(tmp_path / "s", error(1.0))
-    (folder / "0" / "results.json").write_text("{")
-
-    assert "without a best run" in refused(folder)
-
-
 def test_a_damaged_result_leaves_the_others(tmp_path):
     folder = sweep(tmp_path / "s", error(1.0), error(2.0))
-    (folder / "0" / "results.json").write_text(json.dumps({"measures": "none"}))
 
+    (folder / "0" / "results.json").write_text(json.dumps({"measures": "none"}))
     assert resolve_run(str(folder), "run") == str(folder / "1")
+    (folder / "1" / "results.json").write_text("{")
+    assert "without a best run" in refused(folder)
 
 
 # --- results table -------------------------------------------------------------------------------
@@ -954,23 +908,14 @@ def test_a_column_in_which_nothing_stands_is_left_out():
     assert titles == ["group", "test/error_rate", "runs", "folder"]
 
 
-def test_a_tested_difference_is_written_with_its_interval_and_sorted_by_its_value():
+def test_a_tested_difference_has_its_interval_and_a_corrected_p_notes_the_other_one():
     table_of = task(group(against=AGAINST), group("b"), baseline="b")
 
-    tested, base = cells(table_of, DIFFERENCE)
+    (tested, base), p_values = cells(table_of, DIFFERENCE), cells(table_of, P_VALUE)
 
     assert (tested.text, tested.value) == (f"{MINUS}2.00 [{MINUS}3.50, {MINUS}0.50]", -2.0)
     assert (base.text, base.value) == ("baseline", 0)
-
-
-def test_a_corrected_p_is_shown_and_the_other_one_noted():
-    table_of = task(group(against=AGAINST), group("b"), baseline="b")
-
-    tested, base = cells(table_of, P_VALUE)
-
-    assert (tested.text, tested.value) == ("0.020", 0.02)
-    assert tested.note == "p 0.010 before the correction"
-    assert (base.text, base.value) == ("", None)
+    assert p_values == (Cell("0.020", 0.02, "p 0.010 before the correction"), Cell())
 
 
 def test_without_a_test_the_difference_of_the_means_says_what_it_is():
@@ -1004,6 +949,7 @@ def test_what_learnt_nothing_is_marked_and_explained():
     assert cell.text.endswith(" †")
     assert "† counts runs that learnt next to nothing" in explanations(table_of)
     assert weak.shortfall == "† no better than guessing"
+    assert replace(RUN, status="running").shortfall is None
 
 
 def test_a_reason_of_several_lines_is_shown_in_one():
@@ -1016,10 +962,6 @@ def test_a_reason_of_several_lines_is_shown_in_one():
     assert "failed: no job 7 done" in shown
     assert "a=1  failed: no job 2 done" in shown
     assert "transfer not shown:" in shown
-
-
-def test_a_run_at_work_came_to_nothing_yet():
-    assert replace(RUN, status="running").shortfall is None
 
 
 def test_memory_that_is_not_finite_is_shown_and_not_sorted_by():
@@ -1067,25 +1009,17 @@ def test_what_several_tables_or_runs_share_is_said_once():
     assert said.count("x, y, z") == said.count("no better than city") == 2
 
 
-def report_of(label):
-    run = Run(Path("run"), "run", "finetune", FINISHED)
-    group = Group(label, {"data.label": label}, (run,))
-    task = TaskRuns("x", (group,), ("data.label",), "test/error_rate", UNDECLARED_METRICS)
-    return Report((task,))
+@pytest.mark.parametrize(
+    "label", ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1", 'a "b", c = d']
+)  # fmt: skip
+def test_what_a_spreadsheet_would_compute_is_quoted_and_all_else_as_it_is(label):
+    known = replace(task(Group(label, {"data.label": label}, (RUN,))), varying=("data.label",))
 
+    [row] = csv.DictReader(io.StringIO(as_csv(Report((known,))), newline=""))
 
-@pytest.mark.parametrize("label", ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1"])
-def test_what_a_spreadsheet_would_compute_is_quoted(label):
-    [row] = csv.DictReader(io.StringIO(as_csv(report_of(label)), newline=""))
-
-    assert row["group"].startswith("'")
-    assert row["setting data.label"].startswith("'")
-
-
-def test_other_texts_are_as_they_are():
-    [row] = csv.DictReader(io.StringIO(as_csv(report_of('a "b", c = d'))))
-
-    assert row["group"] == 'a "b", c = d'
+    told = label if label.startswith("a") else "'"
+    assert row["group"].startswith(told)
+    assert row["setting data.label"].startswith(told)
 
 
 def test_what_a_sweep_says_was_published_stands_in_each_table_beside_the_job_of_that_word(tmp_path):

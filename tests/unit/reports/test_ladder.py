@@ -9,8 +9,9 @@ import pytest
 
 from transfer_cli.reports.compare import compare_tasks
 from transfer_cli.reports.contents import FINISHED, Report, Run, Rung
-from transfer_cli.reports.ladder import ladder_lines, loss_by_size, predict_run
+from transfer_cli.reports.ladder import loss_by_size, predict_run
 from transfer_cli.reports.page import page
+from transfer_cli.reports.remarks import ladder_lines
 from transfer_cli.reports.scaling_law import NoLawError, fit_law
 from transfer_cli.reports.tables import as_json, as_markdown
 from transfer_cli.runs.results import Results

@@ -86,19 +86,17 @@ def sweep(tmp_path):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        reports.sweep_of_schemes,
-        reports.few_labels,
-        reports.search,
-        reports.single,
-        reports.language_models,
-        reports.without_results,
-    ],
+    [reports.sweep_of_schemes, reports.few_labels, reports.search, reports.single,
+     reports.language_models, reports.without_results],
     ids=lambda make: make.__name__,
-)
-def test_every_report_is_a_whole_document(make, tmp_path):
-    outline = Outline(page(make(tmp_path)))
+)  # fmt: skip
+def test_every_report_is_a_whole_and_small_document_always_the_same(make, tmp_path):
+    report = make(tmp_path)
+    made = page(report)
+    outline = Outline(made)
 
+    assert made == page(report)
+    assert len(made.encode()) < 300_000
     assert outline.mismatched == []
     assert outline.open == []
     ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
@@ -115,18 +113,10 @@ def test_a_report_without_runs_says_so():
 
 
 def test_nothing_on_the_page_names_another_address(sweep):
+    places = ("src", "href", "action", "data", "poster", "srcset", "ping", "background")
     for name, attributes in Outline(page(sweep)).tags:
-        for attribute in (
-            "src",
-            "href",
-            "action",
-            "data",
-            "poster",
-            "srcset",
-            "ping",
-            "background",
-        ):
-            target = attributes.get(attribute, "#")
+        for place in places:
+            target = attributes.get(place, "#")
             assert target.startswith(("#", "data:")), (name, attributes)
 
 
@@ -240,11 +230,6 @@ def test_rows_can_be_chosen_by_each_key_and_say_where_their_runs_are(sweep):
         assert str(group.runs[0].path) in body.replace("<wbr>", "")
 
 
-@pytest.mark.parametrize("make", [reports.sweep_of_schemes, reports.few_labels, reports.single])
-def test_a_page_takes_little_place(make, tmp_path):
-    assert len(page(make(tmp_path)).encode()) < 300_000
-
-
 def test_failed_runs_stand_there_with_their_reason(sweep):
     text = Outline(page(sweep)).text
 
@@ -254,10 +239,10 @@ def test_failed_runs_stand_there_with_their_reason(sweep):
 
 
 def test_every_chart_has_words_and_a_table_of_its_numbers(tmp_path):
-    report = reports.few_labels(tmp_path)
+    made = page(reports.few_labels(tmp_path))
 
-    made = page(report)
-
+    assert "labelled=all" in made
+    assert "null" not in Outline(made).text
     figures = re.findall(r'<figure class="chart".*?</figure>', made, re.S)
     assert [re.search(r'id="t1-(\w+)"', figure)[1] for figure in figures] == [
         "validation", "training", "size", "flops", "labels",
@@ -266,13 +251,6 @@ def test_every_chart_has_words_and_a_table_of_its_numbers(tmp_path):
         assert re.search(r'role="img" aria-label="[^"]{40,}"', figure)
         assert re.search(r"<figcaption><h4>.+?</h4><p>.{30,}?</p>", figure)
         assert "<summary>Numbers</summary>" in figure
-
-
-def test_all_labelled_examples_are_called_all(tmp_path):
-    made = page(reports.few_labels(tmp_path))
-
-    assert "labelled=all" in made
-    assert "null" not in Outline(made).text
 
 
 def test_language_models_have_neither_confusion_nor_shared_errors(tmp_path):
@@ -303,18 +281,19 @@ def test_tasks_that_cannot_be_compared_stand_apart(tmp_path):
     assert outline.all("a", href="#t2")
 
 
+def changed_text(report, **changed):
+    """Return the text of a page of one run with other values."""
+    (task,) = report.tasks
+    group = replace(task.groups[0], runs=(replace(task.runs[0], **changed),))
+    return Outline(page(replace(report, tasks=(replace(task, groups=(group,)),)))).text
+
+
 def test_a_damaged_confusion_table_is_passed_over(tmp_path):
     report = reports.single(tmp_path)
-    (task,) = report.tasks
-    (run,) = task.runs
+    (run,) = report.tasks[0].runs
     for damaged in ([[1, 2]], "none", [["1"] * 6] * 6, [[-1] * 6] * 6, None):
         tables = {"test": {"confusion": damaged}}
-        broken = replace(run, results=replace(run.results, tables=tables))
-        group = replace(task.groups[0], runs=(broken,))
-
-        made = page(replace(report, tasks=(replace(task, groups=(group,)),)))
-
-        assert "Confusion" not in Outline(made).text
+        assert "Confusion" not in changed_text(report, results=replace(run.results, tables=tables))
 
 
 def test_too_many_labels_are_said_where_something_was_counted(tmp_path):
@@ -332,15 +311,11 @@ def test_too_many_labels_are_said_where_something_was_counted(tmp_path):
 def test_labels_of_which_a_text_may_have_several_are_listed_by_their_errors(tmp_path):
     report = reports.single(tmp_path)
     (task,) = report.tasks
-    (run,) = task.runs
     labels = task.labels
     surplus = [9 * (at == 2) for at in range(len(labels))]
     for decisions, listed in (([[5] * 6, surplus, [1] * 6, [7] * 6], True), ([[1] * 6], False)):
         tables = {"test": {"decisions": decisions}}
-        several = replace(run, results=replace(run.results, tables=tables))
-        group = replace(task.groups[0], runs=(several,))
-
-        text = Outline(page(replace(report, tasks=(replace(task, groups=(group,)),)))).text
+        text = changed_text(report, results=replace(task.runs[0].results, tables=tables))
 
         said = f"F1 support {labels[2]} 0.357 0.833 0.500 6 {labels[0]} 1.000 0.833 0.909 6"
         assert (said in text) == listed
@@ -360,20 +335,12 @@ def test_one_group_s_labels_and_confusions_are_those_of_the_best_whatever_rows_a
     assert f"the worst first: {names[-1]}, 3 runs" in labels.text
 
 
-def test_the_same_report_is_the_same_page(sweep):
-    assert page(sweep) == page(sweep)
-
-
 def test_runs_that_learnt_nothing_are_marked(tmp_path):
-    report = reports.single(tmp_path)
-    (task,) = report.tasks
-    weak = replace(task.runs[0], reason="training accuracy is that of guessing")
-    group = replace(task.groups[0], runs=(weak,))
-
-    text = Outline(page(replace(report, tasks=(replace(task, groups=(group,)),)))).text
+    why = "training accuracy is that of guessing"
+    text = changed_text(reports.single(tmp_path), reason=why)
 
     assert "† counts runs that learnt next to nothing" in text
-    assert "training accuracy is that of guessing" in text
+    assert why in text
 
 
 def test_without_items_the_difference_of_means_stands_alone(sweep):
@@ -501,22 +468,15 @@ def test_runs_whose_analyses_are_left_out_are_counted(run):
     assert "Those of 2 runs are left out." in text
 
 
-def test_what_a_section_returns_as_plain_text_is_escaped(run):
+def test_of_a_section_plain_text_is_escaped_and_a_failure_said_beside_the_plain_one(run):
     write_analysis(run, "lengths", CONTENT)
     register_section("lengths", lambda analyses: HOSTILE)
-
-    outline = Outline(page(report_of(run)))
-
-    assert not outline.all("img")
-    assert outline.mismatched == []
-
-
-def test_a_section_that_fails_is_said_and_the_analysis_shown_plainly(run):
-    write_analysis(run, "lengths", CONTENT)
+    escaped = Outline(page(report_of(run)))
     register_section("lengths", lambda analyses: analyses[0].content["gone"])
-
     text = Outline(page(report_of(run))).text
 
+    assert not escaped.all("img")
+    assert escaped.mismatched == []
     assert "its own section ends in KeyError: 'gone'" in text
     assert "Long texts are harder." in text
 

@@ -74,15 +74,9 @@ def test_each_job_is_a_command_of_its_own_there_and_leaves_word_in_its_file(subm
 
 
 def test_the_words_of_the_launcher_are_those_of_submitit(submitit):
-    run(
-        [
-            *WORDS,
-            "hydra.launcher.gpus_per_node=8",
-            "hydra.launcher.max_num_timeout=5",
-            "hydra.launcher.partition=long",
-            "+hydra.launcher.additional_parameters.qos=high",
-        ]
-    )
+    words = ["gpus_per_node=8", "max_num_timeout=5", "partition=long"]
+    more = "+hydra.launcher.additional_parameters.qos=high"
+    run([*WORDS, *(f"hydra.launcher.{word}" for word in words), more])
 
     assert submitit.made == {
         "folder": "mine/.submitit/%j", "cluster": "slurm", "slurm_max_num_timeout": 5,
@@ -136,10 +130,7 @@ def test_a_job_whose_time_is_up_is_saved_and_begun_again(submitit, monkeypatch, 
     function(*arguments)
 
     assert [*outcomes, jobs.directory.job(0).outcome] == [JobState.STOPPED, JobState.DONE]
-    assert submitit.started[-1][-2:] == [
-        "run.dir='" + str(tmp_path / "mine/0") + "'",
-        "resume=auto",
-    ]
+    assert submitit.started[-1][-2:] == [f"run.dir='{tmp_path / 'mine/0'}'", "resume=auto"]
 
 
 def test_a_config_may_choose_the_cluster(submitit, tmp_path):
@@ -156,12 +147,10 @@ def test_a_config_may_choose_the_cluster(submitit, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["hydra/launcher=submitit_slurm", "hydra.launcher.gpus=8"], "gpus"),
-        (["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=x"], "a whole number"),
-        (["hydra/launcher=joblib"], "hydra/launcher=joblib: no such option"),
-    ],
-)
+    [(["hydra/launcher=submitit_slurm", "hydra.launcher.gpus=8"], "gpus"),
+     (["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=x"], "a whole number"),
+     (["hydra/launcher=joblib"], "hydra/launcher=joblib: no such option")],
+)  # fmt: skip
 def test_a_wrong_word_for_the_launcher_is_refused_before_anything_is_written(
     submitit, tmp_path, words, said
 ):

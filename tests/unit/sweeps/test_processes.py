@@ -27,17 +27,14 @@ def _driver(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_driver")
-def test_the_driver_says_which_gpus_there_are():
-    assert visible_gpus() == ["0", "1", "2"]
-
-
-@pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
     ("given", "gpus"),
-    [("2,0", ["2", "0"]), ("GPU-5ab", ["GPU-5ab"]), ("", []), ("-1", []), ("2,-1,0", ["2"])],
-)
-def test_gpus_that_were_chosen_are_dealt_out_alone(monkeypatch, given, gpus):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    [(None, ["0", "1", "2"]), ("2,0", ["2", "0"]), ("GPU-5ab", ["GPU-5ab"]), ("", []), ("-1", []),
+     ("2,-1,0", ["2"])],
+)  # fmt: skip
+def test_the_gpus_are_those_that_were_chosen_or_that_the_driver_names(monkeypatch, given, gpus):
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
 
     assert visible_gpus() == gpus
 
@@ -58,14 +55,10 @@ def test_each_worker_has_gpus_of_its_own_as_far_as_there_are_any(slot, gpus_each
 
 
 def test_an_exit_code_says_what_became_of_a_job():
-    codes = {
-        0: JobState.DONE,
-        PrunedError.exit_code: JobState.PRUNED,
-        StoppedError.exit_code: JobState.STOPPED,
-        130: JobState.STOPPED,
-    }
-
-    assert codes == OUTCOMES
+    assert {
+        0: JobState.DONE, PrunedError.exit_code: JobState.PRUNED,
+        StoppedError.exit_code: JobState.STOPPED, 130: JobState.STOPPED,
+    } == OUTCOMES  # fmt: skip
     assert OUTCOMES.get(DivergedError.exit_code, JobState.FAILED) == JobState.FAILED
 
 
@@ -188,15 +181,9 @@ def test_a_job_that_starts_while_its_sweep_is_told_to_stop_is_told(tmp_path, mon
 
 @pytest.mark.parametrize(
     ("devices", "device", "gpus", "expected"),
-    [
-        ("auto", "auto", "0,1,2", 3),
-        ("auto", "cuda", "0,1", 2),
-        ("auto", "auto", "", 1),
-        ("auto", "cpu", "0,1", 1),
-        ("auto", "cuda:1", "0,1", 1),
-        (4, "auto", "0,1", 4),
-    ],
-)
+    [("auto", "auto", "0,1,2", 3), ("auto", "cuda", "0,1", 2), ("auto", "auto", "", 1),
+     ("auto", "cpu", "0,1", 1), ("auto", "cuda:1", "0,1", 1), (4, "auto", "0,1", 4)],
+)  # fmt: skip
 def test_auto_is_a_process_for_each_visible_gpu(monkeypatch, devices, device, gpus, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
 

@@ -31,13 +31,10 @@ def finish(study, values, direction="minimize"):
     opened.tell(trial, values[-1])
 
 
-def test_a_run_without_a_file_beside_it_is_no_trial(tmp_path):
-    assert trial_of(tmp_path / "run") is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"study": "x"}'])
-def test_a_damaged_file_makes_no_trial(tmp_path, content):
-    trial_file(tmp_path / "run").write_text(content)
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"study": "x"}'])
+def test_a_run_without_a_whole_file_beside_it_is_no_trial(tmp_path, content):
+    if content is not None:
+        trial_file(tmp_path / "run").write_text(content)
 
     assert trial_of(tmp_path / "run") is None
 

@@ -50,22 +50,45 @@ from transfer_cli.testing.plans import check_layer_scale, check_plan, check_sche
 from transfer_cli.testing.tasks import check_task
 
 
-class Nothing(Edit):
+class Reports(Edit):
+    """Changes nothing, and reports some names."""
+
+    def __init__(self, *names):
+        self.names = set(names)
+
     def __call__(self, model, special):
-        return set()
+        return self.names
 
 
 class OnBothSites(Edit):
-    """Adapters of this class's `make`, in every block."""
+    """Adapters in every block, each changed in place."""
+
+    def __init__(self, change=lambda adapter: None):
+        self.change = change
 
     def __call__(self, model: TransferModel, special):
         like = model.backbone.token_embedding.weight
         for block in model.backbone.blocks:
-            block.sites["after_attention"] = self.make(like.shape[1]).to(like)
+            adapter = Adapter(like.shape[1], 4, "relu")
+            self.change(adapter)
+            block.sites["after_attention"] = adapter.to(like)
         return set()
 
-    def make(self, width):
-        return Adapter(width, 4, "relu")
+
+def starts_elsewhere(adapter):
+    nn.init.normal_(adapter.up.weight, std=0.01)
+
+
+def never_moves(adapter):
+    nn.init.zeros_(adapter.down.weight)
+
+
+DRAWS = itertools.count()
+
+
+def draws_from_its_own(adapter):
+    generator = torch.Generator().manual_seed(next(DRAWS))
+    adapter.down.weight.data.normal_(std=0.02, generator=generator)
 
 
 class WrapsALayer(Edit):
@@ -75,34 +98,10 @@ class WrapsALayer(Edit):
         return set()
 
 
-class StartsElsewhere(OnBothSites):
-    def make(self, width):
-        adapter = super().make(width)
-        nn.init.normal_(adapter.up.weight, std=0.01)
-        return adapter
-
-
-class NeverMoves(OnBothSites):
-    def make(self, width):
-        adapter = super().make(width)
-        nn.init.zeros_(adapter.down.weight)
-        return adapter
-
-
 class KeepsQuiet(FreshTop):
     def __call__(self, model, special):
         super().__call__(model, special)
         return set()
-
-
-class SaysTooMuch(Nothing):
-    def __call__(self, model, special):
-        return {"backbone.token_embedding.weight"}
-
-
-class MakesUpNames(Nothing):
-    def __call__(self, model, special):
-        return {"backbone.nothing"}
 
 
 class HidesInABlock(Edit):
@@ -128,17 +127,6 @@ class MergesWrongly(LoRA):
             packed = block.attention.packed
             packed.merged = lambda: nn.Linear(16, 48)
         return set()
-
-
-class DrawsFromItsOwn(OnBothSites):
-    draws = 0
-
-    def make(self, width):
-        DrawsFromItsOwn.draws += 1
-        adapter = super().make(width)
-        generator = torch.Generator().manual_seed(self.draws)
-        adapter.down.weight.data.normal_(std=0.02, generator=generator)
-        return adapter
 
 
 class ForgetsItsAdapters(Adapters):
@@ -176,32 +164,28 @@ class StaysOnTheCPU(Edit):
     ("edit", "message"),
     [
         (WrapsALayer(), "attention.output.weight has lost its name"),
-        (StartsElsewhere(), "changes the states of layer 1 before the first step"),
-        (NeverMoves(), "gets no gradient"),
+        (OnBothSites(starts_elsewhere), "changes the states of layer 1 before the first step"),
+        (OnBothSites(never_moves), "gets no gradient"),
         (KeepsQuiet(), "does not report it"),
-        (SaysTooMuch(), "which is as it was loaded"),
-        (MakesUpNames(), "not in the model"),
+        (Reports("backbone.token_embedding.weight"), "which is as it was loaded"),
+        (Reports("backbone.nothing"), "not in the model"),
         (HidesInABlock(), "is taken for a part of block.0"),
         (MixesAtOnce(), "changes what the heads read before the first step"),
         (MergesWrongly(), "computes something else when it is merged"),
-        (DrawsFromItsOwn(), "differs for the same seed"),
+        (OnBothSites(draws_from_its_own), "differs for the same seed"),
         (ForgetsItsAdapters(), "says that it is not structural"),
         (HoldsWhatNoWeightsHold(), "give other outputs in a model that is edited again"),
         (StaysOnTheCPU(), "is not on the model's device"),
+        (LooksAtValues(), "meta tensors"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_the_contract_of_edits_catches(edit, message):
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises((AssertionError, RuntimeError), match=message):
         check_edit(edit)
 
 
-def test_an_edit_that_looks_at_values_fails_without_them():
-    with pytest.raises(RuntimeError, match="meta tensors"):
-        check_edit(LooksAtValues())
-
-
-@pytest.mark.parametrize("edit", [Nothing(), OnBothSites()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("edit", [Reports(), OnBothSites()], ids=lambda value: type(value).__name__)
 def test_an_edit_of_a_users_own_can_pass(edit):
     check_edit(edit)
 
@@ -317,21 +301,15 @@ class KeepsNoCopy(L2SP):
         self.anchors = dict(start.model.named_parameters())
 
 
-class WithoutAGradient(L2SP):
+class Changed(L2SP):
+    """The pull, made into something else."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
     def __call__(self, model):
-        return super().__call__(model).detach()
-
-
-class PushesAway(L2SP):
-    def __call__(self, model):
-        value = super().__call__(model)
-        return 2 * value.detach() - value
-
-
-class OfAnotherSlope(L2SP):
-    def __call__(self, model):
-        value = super().__call__(model)
-        return value + 0.2 * (value - value.detach())
+        return self.change(super().__call__(model))
 
 
 class CountsTheFrozen(L2SP):
@@ -347,29 +325,19 @@ class ForgetsTheFrozen(L2SP):
         self.anchors = {name: self.anchors[name] for name, p in named if p.requires_grad}
 
 
-class InDouble(L2SP):
-    def __call__(self, model):
-        return super().__call__(model).double()
-
-
-class OnePerParameter(L2SP):
-    def __call__(self, model):
-        return super().__call__(model)[None]
-
-
 @pytest.mark.parametrize(
     ("penalty", "message"),
     [
         (Lenient(), "inherits nothing"),
         (PullsToZero(), "at the start"),
         (KeepsNoCopy(), "is 0.0 away from the start"),
-        (WithoutAGradient(), "does not lead back"),
-        (PushesAway(), "pushes it away"),
-        (OfAnotherSlope(), "finite differences"),
+        (Changed(lambda value: value.detach()), "does not lead back"),
+        (Changed(lambda value: 2 * value.detach() - value), "pushes it away"),
+        (Changed(lambda value: value + 0.2 * (value - value.detach())), "finite differences"),
         (CountsTheFrozen(), "frozen parameters add"),
         (ForgetsTheFrozen(), "thaw where they started"),
-        (InDouble(), "not float32"),
-        (OnePerParameter(), "no scalar"),
+        (Changed(lambda value: value.double()), "not float32"),
+        (Changed(lambda value: value[None]), "no scalar"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -417,13 +385,8 @@ def test_the_contract_of_plans_catches(plan, message):
         check_plan(plan)
 
 
-def test_a_plan_can_be_for_some_models_only():
-    models = example_models()
-
-    check_plan(Only(("head.*",)), {"plain": models["a pretrained model"]})
-
-
-def test_a_plan_can_need_a_longer_run():
+def test_a_plan_can_be_for_some_models_and_longer_runs_only():
+    check_plan(Only(("head.*",)), {"plain": example_models()["a pretrained model"]})
     check_plan(GradualUnfreezing("300 steps"), total=2000)
 
     with pytest.raises(AssertionError, match="make stages shorter or the run longer"):
@@ -457,10 +420,7 @@ class Forgetful:
     [
         (Forgetful(), "depends on which were asked for before"),
         (lambda step, total: step / total, "the first step of 1 has a rate of 0"),
-        (
-            lambda step, total: 1 - 2 * step / total,
-            r"step 2 of 3 has the multiplier -0.3.*, which is not in \[0, 1\]",
-        ),
+        (lambda step, total: 1 - 2 * step / total, "step 2 of 3 has the multiplier -0.3"),
         (lambda step, total: 1.5, r"step 0 of 1 has the multiplier 1.5, which is not in \[0, 1\]"),
         (lambda step, total: float("nan"), "step 0 of 1 has the multiplier nan"),
     ],
@@ -479,9 +439,15 @@ def test_our_schedules_keep_the_contract(schedule):
     check_schedule(schedule)
 
 
+def slower_each_time():
+    count = itertools.count(1)
+    return lambda name, depth, top: 1 / next(count)
+
+
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
+        (slower_each_time(), "depends on which were asked for before"),
         (lambda name, depth, top: float(depth), "embeddings, at depth 0 of 2, has the multiplier"),
         (lambda name, depth, top: float("inf"), "the multiplier inf"),
         (lambda name, depth, top: 1.0 if name != "added.0" else -1.0, r"added\.0, at depth 2"),
@@ -493,29 +459,29 @@ def test_the_contract_of_layer_scales_catches(scale, message):
         check_layer_scale(scale)
 
 
-def test_a_layer_scale_may_not_remember():
-    seen = []
-
-    def slower_each_time(name, depth, top):
-        seen.append(name)
-        return 1 / len(seen)
-
-    with pytest.raises(AssertionError, match="depends on which were asked for before"):
-        check_layer_scale(slower_each_time)
-
-
-def test_our_layer_scales_keep_the_contract():
+def test_our_layer_scales_keep_the_contract_one_for_a_single_model():
     for scale in (Uniform(), Geometric(2.6), Geometric(1.2), PerGroup({"block.*": 0.5})):
         check_layer_scale(scale)
-
-
-def test_a_layer_scale_can_be_for_one_model_only():
     names = ["embeddings", *(f"block.{number}" for number in range(8)), "head.class"]
-
     check_layer_scale(PerGroup({"block.7": 0.5}), names)
 
 
 # --- tasks ---------------------------------------------------------------------------------------
+
+
+class CausalCloze(Cloze):
+    direction = "causal"
+
+
+class BidirectionalCloze(Cloze):
+    direction = "bidirectional"
+
+
+class TagsAllPieces(TaggingTask):
+    @classmethod
+    def sample(cls):
+        task, examples = super().sample()
+        return replace(task, label_all=True), examples
 
 
 @pytest.fixture(scope="module")
@@ -539,25 +505,16 @@ def tokenizer():
         (TextToTextTask, PrefixLM()),
         (ChatTask, SupervisedChat()),
         (ChatTask, SupervisedChat(tokens="all")),
+        (ClozeTask, CausalCloze("{text} {mask}")),
+        (ClozeTask, BidirectionalCloze("{text} {mask}")),
+        (TaggingTask, TokenTagging()),
+        (TagsAllPieces, TokenTagging()),
     ],
     ids=lambda part: getattr(part, "name", type(part).__name__),
 )
-def test_our_tasks_keep_the_contract(task, objective, tokenizer):
+def test_our_tasks_keep_the_contract(task, objective, tokenizer, monkeypatch):
+    monkeypatch.setattr("transfer_cli.config.build._plugins", {"tests"})
     check_task(task, objective, tokenizer)
-
-
-@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
-def test_cloze_keeps_the_contract(direction, tokenizer, monkeypatch):
-    monkeypatch.setattr(Cloze, "direction", direction)
-    check_task(ClozeTask, Cloze("{text} {mask}"), tokenizer)
-
-
-@pytest.mark.parametrize("label_all", [False, True])
-def test_tagging_keeps_the_contract(tokenizer, label_all, monkeypatch):
-    task, examples = TaggingTask.sample()
-    sample = replace(task, label_all=label_all), examples
-    monkeypatch.setattr(TaggingTask, "sample", lambda: sample)
-    check_task(TaggingTask, TokenTagging(), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

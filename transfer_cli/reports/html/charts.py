@@ -1,4 +1,4 @@
-"""Charts, and those of a task's measure against learning rate, labels, and what a result costs.
+"""Charts, and those of a task: against learning rate, labels, costs, and that of a ladder.
 
 The page's script draws traces. A trace is a mapping: `x` and `y` of its points, None where a line
 has a gap; `line` and `marker`, what is drawn; `error_y`, bars; `name`, what a point is called, or a
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from transfer_cli.reports import formats, results_table
-from transfer_cli.reports.contents import Group, Spread, TaskRuns
+from transfer_cli.reports.contents import Group, Ladder, Spread, TaskRuns
 from transfer_cli.reports.html.markup import Html, PageColumn, dashes, shape, table
+from transfer_cli.reports.remarks import ladder_lines
 from transfer_cli.reports.results_table import Cell
 
 _LOG_RATIO = 20.0
@@ -100,18 +101,8 @@ MOST_LINES = 8
 _MOST_TICKS = 8
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """An axis of what groups cost.
-
-    Args:
-        name: Of the chart.
-        title: Of the axis.
-        against: What the measure is drawn against.
-        no_more: What is said of the groups on the line.
-        amount: What it is called in a group.
-        words: Writes an amount.
-    """
+class _Cost(NamedTuple):
+    """An axis of what groups cost: `amount` is its name in a group, and `words` writes one."""
 
     name: str
     title: str
@@ -222,7 +213,7 @@ def label_chart(task: TaskRuns) -> Chart | None:
 
 
 def _cost_chart(task: TaskRuns, names: Sequence[str], cost: _Cost) -> Chart | None:
-    placed = _points(task, lambda group: group.cost(cost.amount))
+    placed = _points(task, lambda group: group.mean(cost.amount))
     points = [point for point in placed if 0 < point.value < math.inf]
     points.sort(key=lambda point: (point.value, point.badness))
     alike = 1.005  # costs that differ by less come from how texts were drawn into batches
@@ -342,18 +333,25 @@ def _traces(task: TaskRuns, lines: Lines, *, are_lines: bool) -> list[Trace]:
     traces = []
     for place, (label, points) in enumerate(lines.items()):
         best = [results_table.holds_best(task, point.group) for point in points]
-        trace: Trace = {
-            "name": label, "x": [point.value for point in points],
-            **means(task, [point.result for point in points]),
-            "marker": {"shape": shape(place), "size": 9},
-            "meta": {"slot": place, "role": "points"},
-        }  # fmt: skip
-        if are_lines:
-            trace["line"] = {"dashes": dashes(place), "width": 2.25}
+        places = [(point.value, point.result.mean) for point in points]
+        trace = points_trace(label, place, places, is_line=are_lines)
+        trace |= means(task, [point.result for point in points])
         if True in best:
             trace["ring"] = best.index(True)
         traces.append(trace)
     return traces
+
+
+def points_trace(
+    name: str, place: int, points: Sequence[tuple[float, float]], *, size: int = 9,
+    is_line: bool = True,
+) -> Trace:  # fmt: skip
+    """Return points with the look of a place, that of a group or a line, joined by a line."""
+    line = {"line": {"dashes": dashes(place), "width": 2.25}} if is_line else {}
+    return {
+        "name": name, "x": [x for x, _ in points], "y": [y for _, y in points], **line,
+        "marker": {"shape": shape(place), "size": size}, "meta": {"slot": place, "role": "points"},
+    }  # fmt: skip
 
 
 def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> Trace:
@@ -392,3 +390,47 @@ def means(task: TaskRuns, results: Sequence[Spread]) -> Trace:
             "arrayminus": [min(bar, max(0, mean - low)) for mean, bar in bars],
         },
     }
+
+
+def ladder_chart(ladder: Ladder) -> Chart | None:
+    """Return the validation loss over operations; None where there is no law."""
+    if not ladder.curve:
+        return None
+    places = [place for place, _ in ladder.curve]
+    curves: list[Trace] = [
+        {
+            "x": places, "y": [rounded(getattr(expected, end)) for _, expected in ladder.curve],
+            "line": {"dashes": "" if end == "loss" else "2 3", "width": 1.5},
+            "meta": {"role": "quiet"},
+        }
+        for end in ("loss", "low", "high")
+    ]  # fmt: skip
+    foretold = [
+        (rung, rung.prediction.loss, str(rung.prediction))
+        for rung in (*ladder.came, ladder.target)
+        if rung and rung.prediction
+    ]
+    groups = {
+        "ladder": [(rung, rung.loss, f"{rung.loss:.3f}") for rung in ladder.rungs],
+        "foretold": foretold,
+        "came": [(rung, rung.loss, f"{rung.loss:.3f}") for rung in ladder.came],
+    }
+    points: list[Trace] = [
+        points_trace(kind, place, [(rung.operations, rounded(loss)) for rung, loss, _ in members],
+                     is_line=False)
+        for place, (kind, members) in enumerate(groups.items()) if members
+    ]  # fmt: skip
+    rows = [(f"{rung.name} ({kind})", formats.flops(rung.operations), text)
+            for kind, members in groups.items() for rung, _, text in members]  # fmt: skip
+    ticks = log_ticks(places)
+    axis = log_axis("floating-point operations", ticks, map(formats.flops, ticks), places)
+    words = "validation loss, nats a token"
+    return Chart(
+        "ladder", "Validation loss over operations",
+        "Each point is a run. The line is the law of the ladder, as far as it is believed; between "
+        "the dotted ones a further run is expected, in 95 of 100 cases.",
+        " ".join(f"{line}." for line in ladder_lines(ladder)),
+        [View(words, [*curves, *points], {"xaxis": axis, "yaxis": {"title": words}})],
+        ["run", *(PageColumn(title, is_number=True) for title in (axis["title"], words))],
+        rows, [kind for kind, members in groups.items() if members],
+    )  # fmt: skip

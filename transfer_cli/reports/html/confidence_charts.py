@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from transfer_cli.reports.contents import TaskRuns
-from transfer_cli.reports.html.charts import Chart, Trace, View, rounded
-from transfer_cli.reports.html.markup import PageColumn, dashes, shape
+from transfer_cli.reports.html.charts import Chart, Trace, View, points_trace, rounded
+from transfer_cli.reports.html.markup import PageColumn
 from transfer_cli.runs.class_scores import count_table
 
 Points = Sequence[tuple[float, float]]
@@ -76,16 +76,10 @@ def _chart(
 ) -> Chart | None:
     if not any(lines.values()):
         return None
-    traces: list[Trace] = [
-        {
-            "name": line,
-            "x": [rounded(x) for x, _ in points], "y": [rounded(y) for _, y in points],
-            "line": {"dashes": dashes(place), "width": 2.25},
-            "marker": {"shape": shape(place), "size": 6},
-            "meta": {"slot": place, "role": "points"},
-        }
+    traces = [
+        points_trace(line, place, [(rounded(x), rounded(y)) for x, y in points], size=6)
         for place, (line, points) in enumerate(lines.items())
-    ]  # fmt: skip
+    ]
     layout = {"xaxis": {"title": axes[0]}, "yaxis": {"title": axes[1]}}
     return Chart(
         title.split()[0].lower(), title, caption, f"Line chart. {caption}",

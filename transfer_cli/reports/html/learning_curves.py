@@ -17,9 +17,9 @@ from transfer_cli.reports.html.charts import (
     is_wide,
     log_axis,
     log_ticks,
+    points_trace,
     rounded,
 )
-from transfer_cli.reports.html.markup import dashes, shape
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 
@@ -157,14 +157,10 @@ def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, t
 
 
 def _mean_trace(place: int, label: str, curve: Curve) -> Trace:
-    trace = {
-        "name": label,
-        "x": [step for step, _ in curve], "y": [value for _, value in curve],
-        "line": {"dashes": dashes(place), "width": 2.25},
-        "meta": {"slot": place, "group": place, "role": "mean"},
-    }  # fmt: skip
-    if len(curve) <= _MARKED_POINTS:
-        trace["marker"] = {"shape": shape(place), "size": 6}
+    trace = points_trace(label, place, curve, size=6)
+    trace["meta"] = {"slot": place, "group": place, "role": "mean"}
+    if len(curve) > _MARKED_POINTS:
+        del trace["marker"]
     return trace
 
 

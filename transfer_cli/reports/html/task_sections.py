@@ -9,8 +9,7 @@ from typing import Any
 from markupsafe import escape
 
 from transfer_cli.config.flat import flat_items
-from transfer_cli.reports import formats, results_table
-from transfer_cli.reports.best import next_commands
+from transfer_cli.reports import formats, remarks, results_table
 from transfer_cli.reports.contents import FINISHED, Group, SharedError, Spread, TaskRuns
 from transfer_cli.reports.html.markup import Html, PageColumn, details, joined, macro, note, table
 from transfer_cli.reports.results_table import Cell
@@ -81,14 +80,13 @@ def _value(task: TaskRuns, measure: str, measured: Spread) -> str:
 
 def run_to_take(task: TaskRuns) -> Html:
     """Return which run to take, why, and what to type next; a single run is what there is."""
+    run, label, why = task.runs[0], "", list[str]()
     if task.best is not None:
-        name, why = results_table.best_run_label(task), list(results_table.why_best(task))
         run = task.best.run
-        return macro("results.html", "run_to_take", run.path, name, why, next_commands(run))
-    if len(task.runs) == 1 and task.runs[0].status == FINISHED:
-        path = task.runs[0].path
-        return macro("results.html", "run_to_take", path, "", [], next_commands(task.runs[0]))
-    return Html()
+        label, why = remarks.best_run_label(task, run), [*remarks.why_best(task, task.best)]
+    elif len(task.runs) > 1 or run.status != FINISHED:
+        return Html()
+    return macro("results.html", "run_to_take", run.path, label, why, remarks.next_commands(run))
 
 
 def _group_name(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
@@ -105,7 +103,7 @@ def results_section(task: TaskRuns, names: Sequence[str]) -> Html:
     if len(task.groups) > 1 and task.sort not in ("", task.measure):
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
     baseline = _group_name(task, names, task.baseline)
-    lines += results_table.explanations(task, best="★", baseline=baseline)
+    lines += remarks.explanations(task, best="★", baseline=baseline)
     content = joined([_filters(task), groups, *map(note, lines)])
     unfinished = [(run.name, run.status, run.reason or formats.NOTHING) for run in task.runs
                   if run.status != FINISHED or run.reason is not None]  # fmt: skip
