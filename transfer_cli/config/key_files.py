@@ -57,8 +57,7 @@ def for_hydra(request: Request, command: Command) -> Request:
     """Return what was typed with quotes and signs that Hydra's grammar needs."""
     typed = with_quotes(request.overrides, command.list_keys)
     if command.positionals:
-        places = [key for key, _ in command.positionals]
-        typed = as_overrides(typed, places, command.text_key, command.list_keys, command.files)
+        typed = as_overrides(typed, command)
     free = ("sweep.over=", *(f"{key}." for key in command.open_sections))
     typed = tuple(f"++{word}" if word.startswith(free) else word for word in typed)
     return replace(request, overrides=typed)

@@ -11,6 +11,7 @@ from os.path import expanduser, lexists
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.config.commands import Command
 from transfer_cli.errors import ConfigError
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
@@ -27,7 +28,7 @@ _NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")
 """What may mean something to Hydra within a list."""
 
 
-def with_quotes(words: Sequence[str], lists: Sequence[str] = ()) -> tuple[str, ...]:
+def with_quotes(words: Sequence[str], lists: Sequence[str]) -> tuple[str, ...]:
     """Return overrides with quotes where Hydra would read a value otherwise than it was typed.
 
     These are a text with braces, a path that is there under this name, and each text of a plain
@@ -52,23 +53,13 @@ def _with_quotes(word: str, lists: Sequence[str]) -> str:
     return f"{key}={quoted(value)}" if is_there or is_text else word
 
 
-def as_overrides(
-    words: Sequence[str],
-    places: Sequence[str],
-    text: str = "",
-    lists: Sequence[str] = (),
-    files: str = "",
-) -> tuple[str, ...]:
+def as_overrides(words: Sequence[str], command: Command) -> tuple[str, ...]:
     """Return a command's words as overrides, with the texts among them quoted for Hydra.
 
-    Args:
-        words: What was typed: `KEY=VALUE`, or a value alone, without a key.
-        places: The keys of values that are typed alone, in their order; one that is given with its
-            key has no place any more.
-        text: The key of a text, which may hold any characters; "": the command takes none.
-        lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
-        files: The key of the last place where it takes several.
+    A word is `KEY=VALUE`, or a value alone: a positional that is given with its key has no place
+    any more. Of a key of several texts, `[a,b]` and `null` are left to Hydra.
     """
+    text, files = command.text_key, command.files
     overrides, alone, texts = [], [], []
     for word in words:
         key, _, value = word.partition("=")
@@ -76,12 +67,12 @@ def as_overrides(
             alone.append(word)
         elif key == text:
             texts.append(value)
-        elif key in lists and value and value != "null" and not value.startswith("["):
+        elif key in command.list_keys and value != "null" and value[:1] not in ("", "["):
             overrides.append(f"{key}=[{_literal(value)}]")
         else:
             overrides.append(word)
     named_keys = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
-    free = [key for key in places if key not in named_keys]
+    free = [key for key, _ in command.positionals if key not in named_keys]
     several = alone[len(free) - 1 :] if free and free[-1] == files else []
     if len(several) > 1:
         overrides.append(f"{files}=[{','.join(map(_literal, several))}]")

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from transfer_cli.config import compose
 from transfer_cli.config.build import build, convert, trust
 from transfer_cli.config.check import check_config
+from transfer_cli.config.commands import ALL
 from transfer_cli.config.flags import Request, parse_request, quoted_override
 from transfer_cli.config.literal import as_overrides, path_override, text_of, texts_of, with_quotes
 from transfer_cli.config.variables import check_variables
@@ -465,7 +466,7 @@ TEXTS = (
 
 
 def composed(words):
-    overrides = as_overrides(("run=RUN", *words), ("run", "prompt"), "prompt", ("stop",))
+    overrides = as_overrides(("run=RUN", *words), ALL["generate"])
     config = compose.load_config("generate", Request(overrides=overrides))
     check_config(config, "generate")
     return config
@@ -488,7 +489,7 @@ def test_a_text_alone_arrives_as_typed(text):
 @settings(max_examples=500, deadline=None)
 @given(text=st.text(st.sampled_from("$ {}\\'\"a=[],?\n:")))
 def test_hydra_reads_any_text_as_it_was_typed(text):
-    (override,) = as_overrides([f"prompt={text}"], (), "prompt")
+    (override,) = as_overrides([f"prompt={text}"], ALL["generate"])
     (parsed,) = OverridesParser.create().parse_overrides([override])
     config = OmegaConf.create({"prompt": parsed.value()})
     OmegaConf.resolve(config)
@@ -513,17 +514,10 @@ def test_stops_are_one_text_or_a_list_of_them(words, expected):
     assert texts_of(composed(["prompt=x", *words]).stop, "stop") == expected
 
 
-def test_other_keys_are_hydras():
-    assert as_overrides(["run=a", "+x=[1]", "a/b@c=d"], (), "prompt") == (
-        "run=a",
-        "+x=[1]",
-        "a/b@c=d",
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["run=a", "+x=[1]", "a/b@c=d"], ("run=a", "+x=[1]", "a/b@c=d")),
         (["RUN", "in.csv"], ("run='RUN'", "input='in.csv'")),
         (["in.csv", "run=[a,b]"], ("run=[a,b]", "input='in.csv'")),
         (["batch=3", "a, b's run"], ("batch=3", r"run='a, b\'s run'")),
@@ -532,7 +526,7 @@ def test_other_keys_are_hydras():
     ],
 )
 def test_values_without_a_key_have_their_places(words, expected):
-    assert as_overrides(words, ("run", "input"), files="input") == expected
+    assert as_overrides(words, ALL["predict"]) == expected
 
 
 @pytest.mark.parametrize("value", [3, None, True, [3], {"a": "b"}])
@@ -588,10 +582,10 @@ def test_what_is_there_is_meant_whatever_it_is_called(tmp_path, monkeypatch, nam
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
 
-    [word] = with_quotes([f"run={name}"])
+    word, *others = with_quotes([f"run={name}", f"run=none{name}", "seed=1,2"], [])
 
     assert OverridesParser.create().parse_override(word).value() == name
-    assert with_quotes([f"run=none{name}", "seed=1,2"]) == (f"run=none{name}", "seed=1,2")
+    assert others == [f"run=none{name}", "seed=1,2"]
 
 
 # --- flags ---------------------------------------------------------------------------------------
