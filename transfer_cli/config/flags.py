@@ -154,12 +154,11 @@ def parse_request(arguments: list[str], command: str = "") -> Request:
         config_name=typed.config_name,
         plugins=tuple(typed.plugin),
         files=tuple(typed.config),
-        flags=tuple(_passed_flags(typed, ("debug", "config_dir", "config_name", "plugin", "job"))),
+        flags=tuple(_passed_flags(typed)),
     )
 
 
 def _keys_of(typed: argparse.Namespace) -> Iterator[str]:
-    """Yield the keys that were typed as flags."""
     for key in _KEYS_AS_FLAGS:
         if (value := getattr(typed, key)) is not None:
             yield f"{key}={value}"
@@ -183,9 +182,9 @@ def chooses_sweep(words: Sequence[str]) -> bool:
     return bool(chosen) and chosen[-1] not in ("", "null")
 
 
-def _passed_flags(parsed: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        setting = getattr(parsed, name)
+def _passed_flags(typed: argparse.Namespace) -> Iterator[str]:
+    for name in ("debug", "config_dir", "config_name", "plugin", "job"):
+        setting = getattr(typed, name)
         for value in setting if isinstance(setting, list) else [setting]:
             if value is not None and value is not False:
                 yield f"--{name.replace('_', '-')}"

@@ -45,7 +45,7 @@ def with_key_files(
     ):
         words.insert(0, f"data={'text' if name in ('pretrain', 'prepare') else 'table'}")
     overrides = [
-        word if (choice := typed[word]) is None else keys.typed_word(word, choice, known)
+        word if (choice := typed[word]) is None else f"{choice.typed_beside(known)}={_value(word)}"
         for word in request.overrides  # the same may be typed twice, around another
         if word in typed
     ]

@@ -44,6 +44,10 @@ class ChosenOptions:
         is_elsewhere = self.place != self.group.replace("/", ".")
         return f"{self.group}@{self.place}" if is_elsewhere else self.group
 
+    def typed_beside(self, known: Set[str]) -> str:
+        """Return the same with the sign that a place of its own needs, if it is none of `known`."""
+        return f"+{self.typed}" if "@" in self.typed and self.place not in known else self.typed
+
 
 Part = ChosenOptions | tuple[str, Any] | str
 """What a file says: options of a group, a key and its value, or a word as it was typed."""
@@ -98,10 +102,6 @@ class PlainKeys:
         is_meant = group.endswith(f"/{key}") or set(names) <= self.options(group).keys()
         return ChosenOptions(group, names, place) if is_meant else None
 
-    def typed_word(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
-        """Return a typed word with the name of the group that it chooses of."""
-        return f"{self._added(choice, known)}{choice.typed}={word.partition('=')[2]}"
-
     def places(self, choices: Sequence[ChosenOptions]) -> Set[str]:
         """Return where options that are chosen put others."""
         places, left = set(_TEXTS), list(choices)
@@ -140,10 +140,7 @@ class PlainKeys:
         if part.names == ["null"] or (not part.names and part.group in {*ONE_OPTION, "sweep"}):
             raise ConfigError(f"{part.place}: holds nothing; name an option, or leave it out")
         shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
-        return f"{self._added(part, known)}{part.typed}={shown}"
-
-    def _added(self, choice: ChosenOptions, known: Set[str]) -> str:
-        return "+" if "@" in choice.typed and choice.place not in known else ""
+        return f"{part.typed_beside(known)}={shown}"
 
     def parts(
         self, values: Mapping[str, Any], above: str = ""
