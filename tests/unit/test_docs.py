@@ -139,13 +139,10 @@ def test_every_class_and_function_of_a_page_is_there(name):
     assert {word for word, name in last.items() if name not in known} == set()
 
 
-def test_the_places_to_look_are_few_enough_to_be_read():
-    assert len(table("Where do I find")) <= 15
-
-
-def test_the_glossary_has_ten_words_at_most():
+def test_the_places_to_look_and_words_of_our_own_are_few_enough_to_be_read():
     rows = [line for line in page("glossary.md").splitlines() if line.startswith("|")]
 
+    assert len(table("Where do I find")) <= 15
     assert len(rows) - 2 <= 10
 
 
@@ -209,19 +206,13 @@ def test_every_command_has_a_module_and_a_yaml():
     assert configs == {path.stem for path in (PROJECT / "conf").glob("*.yaml")} - texts
 
 
-def test_every_file_of_the_example_shows_a_row():
+def test_every_file_of_the_example_shows_a_row_and_is_listed():
     shown = {path for files, _ in ADDED.values() for path in files}
     there = {*EXAMPLE.glob("conf/**/*.yaml"), *MYLAB} - {EXAMPLE / "mylab" / "__init__.py"}
+    (listed, *_) = re.findall(r"```\n(.*?)```", page("example/README.md"), re.DOTALL)
 
     assert shown == {path.relative_to(EXAMPLE).as_posix() for path in there}
-
-
-def test_the_example_lists_all_its_files():
-    (listed, *_) = re.findall(r"```\n(.*?)```", page("example/README.md"), re.DOTALL)
-    words = {line.split()[0] for line in listed.splitlines()}
-    shown = {path for files, _ in ADDED.values() for path in files}
-
-    assert words == shown | {"names/"}
+    assert {line.split()[0] for line in listed.splitlines()} == shown | {"names/"}
 
 
 # --- nothing of ours is edited -----------------------------------------------------------------
@@ -380,7 +371,7 @@ def test_the_table_of_published_models_lists_the_families_that_there_are():
 
 
 def test_the_container_copies_what_the_package_is_built_of():
-    words = [line.split() for line in (ROOT.parent / "Dockerfile").read_text().splitlines()]
+    words = [line.split() for line in (PROJECT / "Dockerfile").read_text().splitlines()]
     copied = {source for parts in words if parts[:1] == ["COPY"] for source in parts[1:-1]}
     let_through = {
         line.removeprefix("!")
@@ -396,13 +387,7 @@ def test_the_container_copies_what_the_package_is_built_of():
 # --- private apis --------------------------------------------------------------------------------
 
 
-PAGE = ROOT.parent / "docs" / "private_apis.md"
-
 DOCUMENTED = {"os._exit"}
-
-
-def is_private(name: str) -> bool:
-    return any(re.match(r"_[a-zA-Z]", part) for part in name.split("."))
 
 
 def private_names_of(path: Path) -> set[str]:
@@ -418,14 +403,15 @@ def private_names_of(path: Path) -> set[str]:
             head, _, rest = ast.unparse(node).partition(".")
             if head in known:
                 names.add(f"{known[head].split('.')[0]}.{rest}")
-    private = {name for name in names if is_private(name)} - DOCUMENTED
+    private = {name for name in names if re.search(r"(^|\.)_[a-zA-Z]", name)} - DOCUMENTED
     # Of torch._dynamo and torch._dynamo.config, the table has the longer one.
     return {name for name in private if not any(other.startswith(f"{name}.") for other in private)}
 
 
 def rows() -> list[tuple[str, str, str]]:
     """Return name, file and test of each row."""
-    cells = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    lines = page("private_apis.md").splitlines()
+    cells = [line.split("|") for line in lines if line.startswith("| `")]
     return [
         (re.search("`(.*?)`", name)[1], file.strip(" `"), test.strip())
         for _, name, file, _, test, _ in cells
