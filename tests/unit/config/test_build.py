@@ -75,20 +75,15 @@ def test_a_node_becomes_an_object_of_the_class_that_it_names():
     assert (made.warmup, made.floor) == (0.1, 0.2)
 
 
-def test_a_config_node_is_built_with_its_interpolations_filled_in():
-    config = OmegaConf.create({"peak": 3.0, "scale": {"_target_": GEOMETRIC, "factor": "${peak}"}})
-
-    assert build(config.scale, "scale", Geometric).factor == 3.0
-
-
-def test_nested_nodes_are_built_first():
+def test_nested_nodes_are_built_first_with_their_interpolations_filled_in():
     node = {
         "_target_": "transfer_cli.adaptation.adaptation.Adaptation",
         "plan": {"_target_": "transfer_cli.adaptation.plans.Only", "train": ["head.*"]},
-        "layer_scale": {"_target_": GEOMETRIC, "factor": 2},
+        "layer_scale": {"_target_": GEOMETRIC, "factor": "${peak}"},
     }
+    config = OmegaConf.create({"peak": 2, "adaptation": node})
 
-    made = build(node, "adaptation", object)
+    made = build(config.adaptation, "adaptation", object)
 
     assert made.plan.train == ("head.*",)
     assert made.layer_scale == Geometric(2.0)
@@ -338,24 +333,18 @@ def test_a_whole_number_is_good_for_a_number(value):
     assert number == float(value)
 
 
-@given(not_numbers)
-def test_only_numbers_are_numbers(value):
-    assert complaint(value, float).startswith("key: expected a number, got ")
-
-
-@given(st.floats(allow_nan=False) | not_numbers)
-def test_only_whole_numbers_are_whole_numbers(value):
-    assert complaint(value, int).startswith("key: expected a whole number, got ")
-
-
-@given(numbers | st.text() | st.none())
-def test_only_true_and_false_are_booleans(value):
-    assert complaint(value, bool).startswith("key: expected true or false, got ")
-
-
-@given(numbers | st.booleans() | st.none())
-def test_only_text_is_text(value):
-    assert complaint(value, str).startswith("key: expected text, got ")
+@pytest.mark.parametrize(
+    ("kind", "others", "noun"),
+    [
+        (float, not_numbers, "a number"),
+        (int, st.floats(allow_nan=False) | not_numbers, "a whole number"),
+        (bool, numbers | st.text() | st.none(), "true or false"),
+        (str, numbers | st.booleans() | st.none(), "text"),
+    ],
+)
+@given(data=st.data())
+def test_a_value_of_any_other_kind_is_refused(kind, others, noun, data):
+    assert complaint(data.draw(others), kind).startswith(f"key: expected {noun}, got ")
 
 
 @given(st.lists(st.integers()))
@@ -625,8 +614,5 @@ def test_what_launchers_set_is_taken(variables):
 def test_what_cannot_be_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"^{name}: "):
         check_variables({**TORCHRUN, name: value})
-
-
-def test_a_number_that_is_none_is_refused_without_the_others():
-    with pytest.raises(ConfigError, match=r"^RANK: 'x' in the environment is no number"):
-        check_variables({"RANK": "x"})
+    with pytest.raises(ConfigError, match=f"^{name}: 'x' in the environment is no number"):
+        check_variables({name: "x"})  # also without the others

@@ -63,12 +63,9 @@ def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own_fol
 # --- what means something ----------------------------------------------------------------------
 
 
-def test_tasks_are_hidden_from_pretraining_and_texts_from_fine_tuning():
+def test_what_means_nothing_to_a_command_or_is_ruled_out_by_a_condition_is_hidden():
     assert "trec6" not in names_of("pretrain", "data")
     assert "wikitext103" not in names_of("finetune", "data")
-
-
-def test_what_a_condition_rules_out_is_hidden():
     assert "tiny" in names_of("finetune", "model")
     assert names_of("finetune", "model", without=["model/"]) == []
 
@@ -237,33 +234,30 @@ def test_each_word_is_answered_once_and_keys_in_answers_are_keys(section, known)
 
 
 @pytest.mark.parametrize(
-    ("word", "named"),
+    ("words", "named"),
     [
-        ("train", "transfer finetune"), ("test", "transfer evaluate"), ("server", "transfer serve"),
-        ("publish", "transfer push"), ("quantize", "transfer export"), ("pretrian", "'pretrain'"),
-        ("--epochs", "--help"),
+        ("train first", "transfer finetune"), ("test first", "transfer evaluate"),
+        ("server first", "transfer serve"), ("publish first", "transfer push"),
+        ("quantize first", "transfer export"), ("pretrian first", "'pretrain'"),
+        ("--epochs first", "--help"),
+        # No answer leads back to what was typed.
+        ("finetune seed", "type seed=VALUE"),
+        ("finetune losses.lm.weight=0.2", "by +objective@losses.lm=OPTION"),
     ],
 )  # fmt: skip
-def test_a_verb_of_other_programs_is_answered_with_a_command(capsys, word, named):
-    assert main([word, "first"]) == 2
+def test_a_verb_of_other_programs_is_answered_with_a_command(capsys, words, named):
+    assert main(words.split()) == 2
 
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("seed", "type seed=VALUE"), ("losses.lm.weight=0.2", "by +objective@losses.lm=OPTION")],
-)
-def test_no_answer_leads_back_to_what_was_typed(capsys, word, said):
-    assert main(["finetune", word]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_keys_of_own_options_are_known(tmp_path):
+def test_own_options_are_completed_and_their_keys_known(tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "own.yaml").write_text("# Mine\n_target_: a.B\nspread: 3\n")
+    (tmp_path / "model" / "mine.yaml").write_text("# My own\n_target_: a.B\nspread: 3\n")
 
+    offers = completions(f"transfer pretrain --config-dir {tmp_path} model=mi")
+    assert offers == {"model=mine": "My own"}
     assert suggest_key("spread", "pretrain", tmp_path) == " Did you mean 'model.spread'?"
     assert suggest_key("spread", "pretrain") == ""
 
@@ -563,15 +557,6 @@ def folder(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_line_is_completed(line, expected, folder):
     assert set(completions(line)) == set(expected.split())
-
-
-def test_own_options_are_completed(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("# My own\nwidth: 1\n")
-
-    offers = completions(f"transfer pretrain --config-dir {tmp_path} model=mi")
-
-    assert offers == {"model=mine": "My own"}
 
 
 @pytest.mark.parametrize("name", ["a b", "a;id", "a$(id)", "a\x1b[2J", "a\nb", "a'", "a\udcff"])
