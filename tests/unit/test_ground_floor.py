@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +68,7 @@ DECLARED = (LOSS, ACCURACY, LOSS.for_loss("order"))
 
 
 def test_a_metric_is_the_same_after_json():
-    record = json.loads(json.dumps(ACCURACY.as_json()))
+    record = json.loads(json.dumps(asdict(ACCURACY)))
 
     assert Metric.from_json(record) == ACCURACY
     assert Metric.from_json({**record, "a later key": 1}) == ACCURACY

@@ -1,6 +1,5 @@
-import dataclasses
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 from hypothesis import given
@@ -38,9 +37,9 @@ def test_what_is_written_of_a_split_is_read_back(tmp_path_factory, written):
 
 
 def test_a_score_says_how_right_an_item_is_where_there_is_one():
-    right = dataclasses.replace(ONE, predicted=ONE.label)
+    right = replace(ONE, predicted=ONE.label)
 
-    assert [ONE.wrong, right.wrong, dataclasses.replace(ONE, score=0.75).wrong] == [1, 0, 0.25]
+    assert [ONE.wrong, right.wrong, replace(ONE, score=0.75).wrong] == [1, 0, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -69,15 +68,12 @@ def test_what_is_no_item_is_refused_by_its_line(tmp_path, line, message):
         list(read_items(path, "test"))
 
 
-def test_more_items_than_are_ever_written_are_refused(tmp_path, monkeypatch):
+def test_more_items_than_are_ever_written_are_refused_and_a_long_text_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(items, "MOST_ITEMS", 3)
     write_items(tmp_path / "items.jsonl", [ONE] * 4)
 
     with pytest.raises(UnreadableError, match="more than 3 examples of test"):
         list(read_items(tmp_path / "items.jsonl", "test"))
-
-
-def test_a_long_text_is_cut():
     assert shortened("a" * 500) == "a" * 500
     assert shortened("a" * 501) == "a" * 496 + " ..."
 
@@ -199,15 +195,12 @@ def test_a_value_of_the_wrong_kind_counts_as_missing(wrong):
 
 
 def test_damaged_declarations_are_left_out():
-    records = [3, SPAN_F1.as_json(), {"name": "x"}]
+    records = [3, asdict(SPAN_F1), {"name": "x"}]
 
     assert Results.from_json({"metrics": records}).metrics == (SPAN_F1,)
 
 
 def test_of_several_runs_the_first_declaration_counts():
-    other = Metric("span_f1", higher_is_better=False)
+    other, loss = Metric("span_f1", higher_is_better=False), UNDECLARED_METRICS[0]
 
-    assert merged_metrics(((SPAN_F1,), (other, UNDECLARED_METRICS[0]))) == (
-        SPAN_F1,
-        UNDECLARED_METRICS[0],
-    )
+    assert merged_metrics(((SPAN_F1,), (other, loss))) == (SPAN_F1, loss)
