@@ -60,13 +60,9 @@ ADDED = {
         ["mylab/tagging.py", "conf/objective/tag_words.yaml", "conf/data/tagged_words.yaml"],
         f"{FUNCTIONAL}task.py::test_a_tagger_is_trained_monitored_reported_and_asked",
     ),
-    "a model size, a data set in a known format": (
-        [],
-        f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each",
-    ),
-    "a question that people sweep for": (
-        [],
-        f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each",
+    **dict.fromkeys(
+        ("a model size, a data set in a known format", "a question that people sweep for"),
+        ([], f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each"),
     ),
     "a family of published models": (
         ["mylab/published.py"],
@@ -174,13 +170,9 @@ def test_each_stop_between_the_shell_and_the_first_step_is_where_it_is_said_to_b
 
 
 def test_every_row_of_what_can_be_added_is_shown_by_the_example_or_said_to_be_inside():
-    rows = {row[0] for row in table("Adding things")}
-
-    assert rows == ADDED.keys() | INSIDE
-
-
-def test_what_shows_a_row_is_there():
     tests = Path(__file__).parents[1]
+
+    assert {row[0] for row in table("Adding things")} == ADDED.keys() | INSIDE
     for row, (files, test) in (ADDED | INSIDE).items():
         file, _, name = test.partition("::")
         assert [path for path in files if not (EXAMPLE / path).is_file()] == [], row

@@ -377,19 +377,13 @@ def test_damage_to_a_listed_file_is_found_where_that_file_is_asked_for(tmp_path,
     verify(tmp_path, {WEIGHTS, "model.json"} - {name})
 
 
-def test_a_file_that_is_not_on_the_list_is_refused(tmp_path):
+def test_what_is_not_on_the_list_is_refused_and_while_files_change_there_is_none(tmp_path):
     finished(tmp_path)
 
     with pytest.raises(CheckpointError, match=r"does not list notes\.txt"):
         verify(tmp_path, ["notes.txt"])
-
-
-def test_while_listed_files_change_there_is_no_list(tmp_path):
-    finished(tmp_path)
-
     with checkpoint.listing_files(tmp_path, [WEIGHTS]):
         assert not (tmp_path / META).exists()
-
     assert (tmp_path / META).exists()
 
 
