@@ -155,7 +155,6 @@ def _subtree(tree: Tree, levels: Levels) -> Tree:
 
 
 def _as_yaml(value: Any) -> str:
-    """Return a value in a line of YAML."""
     if isinstance(value, Mapping):
         return (
             f"{{{', '.join(f'{_as_yaml(str(key))}: {_as_yaml(v)}' for key, v in value.items())}}}"
