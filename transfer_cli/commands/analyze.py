@@ -38,6 +38,7 @@ from transfer_cli.reports.page import analyses_page
 from transfer_cli.runs.analyses import write_analysis
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import HUB, RunDirectory
+from transfer_cli.runs.environment import environment
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import printable
@@ -166,7 +167,9 @@ def _open_directory(config: AnalyzeConfig) -> RunDirectory:
     else:
         directory = RunDirectory.create(Path(config.output).expanduser())
     with directory.written_at_once():
-        directory.write_start("analyze", as_yaml(config), typed.overrides, typed.presets)
+        directory.write_start(
+            "analyze", as_yaml(config), typed.overrides, typed.presets, environment()
+        )
         Results("analyze", typed.presets, config.seed).write(directory.results)
     return directory
 

@@ -27,10 +27,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from transfer_cli.errors import CheckpointError, RunError, did_you_mean, raised_as
 from transfer_cli.runs.atomic import check_inside, make_dated_folder, remove, write_json, write_text
-from transfer_cli.runs.environment import environment
 from transfer_cli.runs.locks import Lock, holder_of
 from transfer_cli.safe_files import read_json
 
@@ -216,12 +216,17 @@ class RunDirectory:
     # --- its files -----------------------------------------------------------------------------
 
     def write_start(
-        self, command: str, config: str, overrides: Sequence[str], presets: Mapping[str, str]
+        self,
+        command: str,
+        config: str,
+        overrides: Sequence[str],
+        presets: Mapping[str, str],
+        environment: Mapping[str, Any],
     ) -> None:
         """Write down what the run is, before it does anything."""
         write_text(self.overrides, "".join(f"{override}\n" for override in overrides))
         write_json(self.presets, presets)
-        write_json(self.environment, {"command": command, **environment()})
+        write_json(self.environment, {"command": command, **environment})
         # Last, since a folder with a config counts as a run.
         write_text(self.config, config)
         self.set_status("running")

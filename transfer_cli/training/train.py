@@ -25,6 +25,7 @@ from transfer_cli.errors import FinishedError, RunError
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import as_run_error, write_text
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.environment import environment
 from transfer_cli.training.checkpoints import DESCRIPTION_FILES, describe_model
 from transfer_cli.training.energy import Meter, device_meter
 from transfer_cli.training.resume import same_threads
@@ -122,7 +123,9 @@ def _make_directory(command: str, run: TrainingRun, typed: CommandLine) -> RunDi
                 describe_model(run, directory.model)
             write_text(directory.plan, f"{plan_page(run.blueprint)}\n")
             run.origins.save(directory)
-            directory.write_start(command, as_yaml(config), typed.overrides, typed.presets)
+            directory.write_start(
+                command, as_yaml(config), typed.overrides, typed.presets, environment()
+            )
     except BaseException:
         directory.discard()
         directory.unlock()

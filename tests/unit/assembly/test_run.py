@@ -331,7 +331,7 @@ def begun(folder, *words):
     """Return a run directory in which a command has begun."""
     config, command = composed(folder, *words)
     run = RunDirectory.create(folder)
-    run.write_start(command, as_yaml(config), words, {})
+    run.write_start(command, as_yaml(config), words, {}, {})
     run.unlock()
     return run
 

@@ -45,7 +45,7 @@ from transfer_cli.safe_files import UnreadableError
 
 def started(path):
     run = RunDirectory.create(path)
-    run.write_start("pretrain", "seed: 0\n", ["seed=0"], {"data": "text"})
+    run.write_start("pretrain", "seed: 0\n", ["seed=0"], {"data": "text"}, {"torch": "2"})
     return run
 
 

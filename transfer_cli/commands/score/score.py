@@ -59,7 +59,7 @@ from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.environment import versions
+from transfer_cli.runs.environment import environment, versions
 from transfer_cli.runs.items import Item, shortened, write_items
 from transfer_cli.runs.results import Parameters, Results
 from transfer_cli.tasks.base import Task
@@ -172,7 +172,9 @@ def _write_run(
     )
     device = model.backbone.token_embedding.weight.device
     with directory.written_at_once():
-        directory.write_start("score", as_yaml(config), typed.overrides, typed.presets)
+        directory.write_start(
+            "score", as_yaml(config), typed.overrides, typed.presets, environment()
+        )
         write_items(directory.items, findings.items)
         write_json(
             directory.timing,
