@@ -20,7 +20,6 @@ from typing import Any
 from safetensors import SafetensorError
 
 from transfer_cli.errors import RunError
-from transfer_cli.runs.untrusted import error_reason
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -31,9 +30,10 @@ def as_run_error(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         full = getattr(error, "errno", errno.ENOSPC) in _FULL
         cure = "Free some space there" if full else "Choose another place"
-        raise RunError(f"{path} cannot be written: {error_reason(error)}. {cure}") from error
+        raise RunError(f"{path} cannot be written: {reason}. {cure}") from error
 
 
 def check_inside(folder: Path, places: Iterable[Path], key: str) -> None:

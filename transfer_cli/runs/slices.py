@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from transfer_cli.errors import DataError, one_of, raised_as
 from transfer_cli.runs.items import Item, read_items
-from transfer_cli.runs.untrusted import error_reason
 from transfer_cli.safe_files import UnreadableError
 
 WRONG = "wrong"
@@ -98,7 +97,8 @@ class Slice:
         try:
             items = list(read_items(path, split))
         except (OSError, UnreadableError) as error:
-            raise DataError(f"{path} cannot be read: {error_reason(error)}") from error
+            why = getattr(error, "strerror", None) or error
+            raise DataError(f"{path} cannot be read: {why}") from error
         if len(items) != count or any(item.index >= count for item in items):
             raise DataError(
                 f"{path} is of {len(items):,} examples of {split}, and here are {count:,}; have "

@@ -17,7 +17,8 @@ from transfer_cli.config.build import build, convert, trust
 from transfer_cli.config.check import check_config
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.flags import Request, parse_request, quoted_override
-from transfer_cli.config.literal import as_overrides, path_override, text_of, texts_of, with_quotes
+from transfer_cli.config.key_files import as_overrides, with_quotes
+from transfer_cli.config.literal import path_override, text_of, texts_of
 from transfer_cli.config.variables import check_variables
 from transfer_cli.errors import ConfigError
 from transfer_cli.optim.layer_scale import Geometric
