@@ -22,34 +22,27 @@ _NEW_NAMES = {
     f"{_DATA}.rest": f"{_DATA}.labelled",
     f"{_DATA}.tasks.Table": f"{_TASKS}.table.Table",
     f"{_DATA}.tasks.Trec": f"{_TASKS}.trec.Trec",
-    f"{_DATA}.text.SampleText": f"{_DATA}.known_texts.SampleText",
-    f"{_DATA}.text.TaskText": f"{_DATA}.known_texts.TaskText",
-    f"{_DATA}.text.WikiText": f"{_DATA}.known_texts.WikiText",
-    f"{_DATA}.tokenizer.BytePairs": f"{_DATA}.tokenizer_recipes.BytePairs",
-    f"{_DATA}.tokenizer.FromFile": f"{_DATA}.tokenizer_recipes.FromFile",
-    f"{_DATA}.tokenizer.Inherited": f"{_DATA}.tokenizer_recipes.Inherited",
-    f"{_DATA}.tokenizer.WordPiece": f"{_DATA}.tokenizer_recipes.WordPiece",
+    **{
+        f"{_DATA}.text.{name}": f"{_DATA}.known_texts.{name}"
+        for name in ("SampleText", "TaskText", "WikiText")
+    },
+    f"{_DATA}.tokenizer": f"{_DATA}.tokenizer_recipes",
     f"{_OBJECTIVES}.cross_view": f"{_OBJECTIVES}.beside_main_head",
     f"{_OBJECTIVES}.distil_lm": f"{_OBJECTIVES}.with_teachers",
     f"{_OBJECTIVES}.distillation": f"{_OBJECTIVES}.of_main_head",
     f"{_OBJECTIVES}.slice_heads": f"{_OBJECTIVES}.beside_main_head",
     f"{_OBJECTIVES}.source_distillation": f"{_OBJECTIVES}.with_teachers",
-    f"{_TASKS}.choice.data": f"{_TASKS}.choice.task",
-    f"{_TASKS}.choice.objective": f"{_TASKS}.choice.task",
-    f"{_TASKS}.cloze.objective": f"{_TASKS}.cloze.task",
-    f"{_TASKS}.dialog.data": f"{_TASKS}.dialog.task",
-    f"{_TASKS}.dialog.objective": f"{_TASKS}.dialog.task",
-    f"{_TASKS}.multilabel.data": f"{_TASKS}.multilabel",
-    f"{_TASKS}.multilabel.objective": f"{_TASKS}.multilabel",
-    f"{_TASKS}.multilabel.task": f"{_TASKS}.multilabel",
-    f"{_TASKS}.regression.data": f"{_TASKS}.regression",
-    f"{_TASKS}.regression.objective": f"{_TASKS}.regression",
-    f"{_TASKS}.regression.task": f"{_TASKS}.regression",
-    f"{_TASKS}.span.data": f"{_TASKS}.span.task",
-    f"{_TASKS}.span.objective": f"{_TASKS}.span.task",
+    **{
+        f"{_TASKS}.{task}.{part}": f"{_TASKS}.{task}.task"
+        for task in ("choice", "cloze", "dialog", "span", "text_to_text")
+        for part in ("data", "objective")
+    },
+    **{
+        f"{_TASKS}.{task}.{part}": f"{_TASKS}.{task}"
+        for task in ("multilabel", "regression")
+        for part in ("data", "objective", "task")
+    },
     f"{_TASKS}.tagging.data": f"{_TASKS}.tagging.files",
-    f"{_TASKS}.text_to_text.data": f"{_TASKS}.text_to_text.task",
-    f"{_TASKS}.text_to_text.objective": f"{_TASKS}.text_to_text.task",
 }
 """Modules that became a part of another, and classes that alone were moved."""
 

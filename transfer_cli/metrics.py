@@ -6,7 +6,7 @@ that a report needs none of the run's classes.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from transfer_cli.errors import ConfigError, did_you_mean, one_of
@@ -72,10 +72,6 @@ class Metric:
     def for_loss(self, loss: str) -> "Metric":
         """Return the same metric of a further loss, whose examples are not in `items.jsonl`."""
         return replace(self, name=f"{loss}/{self.name}", headline=False, per_example=False)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, record: Any) -> "Metric":

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -312,7 +313,7 @@ def test_a_tested_share_is_in_percent_as_in_the_table(transfer, two):
     accuracy = Metric("accuracy", higher_is_better=True, **words)
     for name in ("a", "b"):
         file = two / name / "results.json"
-        results = json.loads(file.read_text()) | {"metrics": [accuracy.as_json()]}
+        results = json.loads(file.read_text()) | {"metrics": [asdict(accuracy)]}
         file.write_text(json.dumps(results))
 
     out = transfer("diff", "a", "b").out

@@ -43,12 +43,9 @@ def test_what_is_no_budget_is_refused(text):
 
 @pytest.mark.parametrize("name", ["N", "alpha", "D", "beta"])
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), "much", None])
-def test_a_law_has_numbers_above_zero(name, value):
+def test_a_law_has_numbers_above_zero_and_foretells_infinity_beyond_all(name, value):
     with pytest.raises(ConfigError, match=rf"^dial\.law\.{name}: "):
         replace(LAW, **{name: value})
-
-
-def test_a_law_beyond_all_numbers_foretells_infinity():
     assert replace(LAW, alpha=1e9)(1e6, 1e9) == float("inf")
 
 
@@ -94,9 +91,6 @@ def test_what_is_scored_is_paid_for_after_each_epoch_and_at_the_end():
 
     assert tokens * 0.01 + (tokens / 1000 + 1) * 300 * 0.01 / 3 == pytest.approx(50)
     assert affordable_tokens(0.5, 0.01, corpus) == 0
-
-
-def test_an_amount_that_pays_for_nothing_chooses_nothing():
     assert not affordable_runs(1.0, COSTS, SIZES, Corpus(1e6, scored=1e5), LAW)
 
 

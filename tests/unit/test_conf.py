@@ -39,23 +39,17 @@ COMPOSING = [name for name, command in commands.ALL.items() if command.composes]
 PRESETS = [option.name for option in OPTIONS if option.group == "adaptation"]
 
 NEEDS = {
-    ("data", "text"): ["data.train=a.txt"],
-    ("data", "table"): ["data.train=a.csv"],
-    ("data", "numbers"): ["data.train=a.csv"],
-    ("data", "pairs"): ["data.train=a.csv"],
-    ("data", "nli"): ["data.train=a.csv"],
+    **{
+        ("data", name): ["data.train=a.csv"]
+        for name in (
+            "text", "table", "numbers", "pairs", "nli", "choices", "squad", "labels", "chat",
+            "dialog", "conll", "conllu", "text_pairs",
+        )
+    },
     ("data", "minimal_pairs"): ["data.files=a.jsonl"],
     ("data", "cloze"): ["data.files=a.jsonl"],
-    ("data", "choices"): ["data.train=a.jsonl"],
-    ("data", "squad"): ["data.train=a.json"],
     ("data", "glue"): ["data.task=cola", "data.folder=CoLA"],
-    ("data", "labels"): ["data.train=a.csv"],
     ("data", "hub"): ["data.name=owner/name"],
-    ("data", "chat"): ["data.train=a.jsonl"],
-    ("data", "dialog"): ["data.train=a.json"],
-    ("data", "conll"): ["data.train=a.conll"],
-    ("data", "conllu"): ["data.train=a.conllu"],
-    ("data", "text_pairs"): ["data.train=a.csv"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "bpe"): ["tokenizer.size=300"],
     ("tokenizer", "wordpiece"): ["tokenizer.size=300"],
@@ -70,27 +64,20 @@ NEEDS = {
     ],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],
     ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
-}
+}  # fmt: skip
 """What a user has to add to an option."""
 
 GIVEN = {
-    "evaluate": ["run=RUN"],
-    "predict": ["run=RUN"],
-    "embed": ["run=RUN"],
-    "export": ["run=RUN", "to=FOLDER"],
-    "push": ["run=RUN", "repository=owner/name"],
-    "generate": ["run=RUN", "prompt=PROMPT"],
-    "serve": ["run=RUN"],
-    "chat": ["run=RUN"],
-    "fill": ["run=RUN", "text=TEXT"],
-    "score": ["run=RUN", "data=agreement"],
-    "analyze": ["run=RUN"],
-}
+    "export": ["to=FOLDER"], "push": ["repository=owner/name"], "generate": ["prompt=PROMPT"],
+    "fill": ["text=TEXT"], "score": ["data=agreement"],
+}  # fmt: skip
+"""What a command needs beside a run."""
 
 
 @cache
 def composed(command, *overrides):
-    words = (*GIVEN.get(command, []), *overrides)
+    run = ["run=RUN"] if "run" in commands.ALL[command].keys else []
+    words = (*run, *GIVEN.get(command, []), *overrides)
     return compose.load_config(command, Request(overrides=words))
 
 
@@ -182,9 +169,7 @@ def test_a_model_names_every_option_of_its_shape(name):
 @cache
 def preset(name):
     """Return the config of `finetune` with a preset of `adaptation`, and what is built of it."""
-    config = composed(
-        "finetune", f"adaptation={name}", *NEEDS.get(("adaptation", name), [])
-    )  # fmt: skip
+    config = composed("finetune", f"adaptation={name}", *NEEDS.get(("adaptation", name), []))
     check_config(config, "finetune")
     return config, build(config.adaptation, "adaptation", Adaptation)
 
@@ -235,6 +220,10 @@ def test_presets_are_what_their_papers_say():
         "pals": ["pals"],
         "dora": ["dora"],
     }  # fmt: skip
+    kinds = {name: preset(name)[0].schedule._target_.rpartition(".")[2] for name in PRESETS}
+    assert {name: kind for name, kind in kinds.items() if kind != "Linear"} == {
+        "ulmfit": "Slanted", "chain_thaw": "Constant",
+    }  # fmt: skip
     assert {name for name, made in presets.items() if made.frozen_eval} == {
         "frozen", "feature_extraction",
     }  # fmt: skip
@@ -248,26 +237,16 @@ def test_each_preset_brings_its_own_rate():
     # At width 384, where they were settled.
     rates = {name: round(base_lr(preset(name)[0].optimizer.lr, 384), 9) for name in PRESETS}
 
-    assert {name: rate for name, rate in rates.items() if rate != 1e-4} == {
-        "adapters": 2e-3,
-        "adapters_tutorial": 1e-3,
-        "bias_only": 3e-3,
-        "chain_thaw": 1e-3,
-        "discriminative": 3e-4,
-        "dora": 2e-3,
-        "feature_extraction": 3e-3,
-        "frozen": 3e-3,
-        "gated_prefix": 3e-2,
-        "gradual_unfreezing": 3e-4,
-        "gradual_unfreezing_tutorial": 3e-4,
-        "ia3": 3e-2,
-        "lora": 2e-3,
-        "pals": 1e-3,
-        "parallel_adapters": 2e-3,
-        "sequential_unfreezing": 3e-4,
-        "siatl": 3e-4,
-        "top_k": 3e-4,
-        "ulmfit": 3e-3,
+    by_rate = defaultdict(set)
+    for name, rate in rates.items():
+        by_rate[rate].add(name)
+    assert {rate: names for rate, names in by_rate.items() if rate != 1e-4} == {
+        3e-4: {"discriminative", "gradual_unfreezing", "gradual_unfreezing_tutorial",
+               "sequential_unfreezing", "siatl", "top_k"},
+        1e-3: {"adapters_tutorial", "chain_thaw", "pals"},
+        2e-3: {"adapters", "dora", "lora", "parallel_adapters"},
+        3e-3: {"bias_only", "feature_extraction", "frozen", "ulmfit"},
+        3e-2: {"gated_prefix", "ia3"},
     }  # fmt: skip
 
 
@@ -284,11 +263,9 @@ def test_a_rate_that_is_typed_or_of_an_experiment_wins_over_that_of_the_preset()
 
 
 def test_the_rate_of_a_preset_does_not_depend_on_what_replaces_its_parts():
-    expected = rate("adaptation=lora")
+    others = ("adaptation/plan=gradual_unfreezing", "adaptation/edits=[adapters]", "optimizer=muon")
 
-    assert rate("adaptation=lora", "adaptation/plan=gradual_unfreezing") == expected
-    assert rate("adaptation=lora", "adaptation/edits=[adapters]") == expected
-    assert rate("adaptation=lora", "optimizer=muon") == expected
+    assert {rate("adaptation=lora", other) for other in others} == {rate("adaptation=lora")}
 
 
 def test_pretraining_has_the_rate_of_its_optimizer_under_every_preset():
@@ -315,13 +292,6 @@ def test_a_preset_of_ones_own_has_the_rate_of_what_it_extends_or_its_own(tmp_pat
     assert of("brings").optimizer.lr == 0.5
 
 
-def test_presets_that_need_another_schedule_choose_it():
-    kinds = {name: preset(name)[0].schedule._target_.rpartition(".")[2] for name in PRESETS}
-    assert {name: kind for name, kind in kinds.items() if kind != "Linear"} == {
-        "ulmfit": "Slanted", "chain_thaw": "Constant",
-    }  # fmt: skip
-
-
 def test_presets_that_add_losses_name_and_weigh_them():
     def losses(name):
         return preset(name)[0].losses
@@ -333,6 +303,7 @@ def test_presets_that_add_losses_name_and_weigh_them():
     }  # fmt: skip
     assert losses("source_distillation").source._target_.endswith(".SourceDistillation")
     assert losses("multitask").second.stream == "second"
+    assert preset("multitask")[0].streams.second.data.name == "wikitext-2"
     assert not any(losses(name) for name in ("full", "ulmfit", "l2_sp", "ewc"))
     for name in PRESETS:
         for loss, node in losses(name).items():
@@ -351,32 +322,18 @@ def test_presets_of_unlabelled_texts_read_them_in_each_step_of_the_main_stream()
     assert preset("distil")[0].objective.weight == preset("distil")[0].losses.teacher.weight == 0.5
 
 
-def test_multi_task_brings_a_stream_of_text():
-    config, _ = preset("multitask")
-
-    assert config.streams.second.data.name == "wikitext-2"
-    assert config.mixing.power == 0.5
-
-
 def test_the_tutorials_runs_have_their_published_settings():
-    def settings(name):
+    usual = (6.5e-5, 3, 16, 1.0, 10)
+    others = {"adapters": (6.5e-4, 3, 16, 1.0, 10), "multitask": (6.5e-5, 6, 16, 1.0, 10)}
+    for name in ("full", "unfreezing", "discriminative", *others):
         config = composed("finetune", f"experiment=tutorial/{name}")
         loop = config.loop
-        return config.optimizer.lr, loop.epochs, loop.batch, loop.clip, config.schedule.warmup
-
-    assert settings("full") == (6.5e-5, 3, 16, 1.0, 10)
-    assert settings("adapters") == (6.5e-4, 3, 16, 1.0, 10)
-    assert settings("unfreezing") == (6.5e-5, 3, 16, 1.0, 10)
-    assert settings("discriminative") == (6.5e-5, 3, 16, 1.0, 10)
-    assert settings("multitask") == (6.5e-5, 6, 16, 1.0, 10)
+        settings = config.optimizer.lr, loop.epochs, loop.batch, loop.clip, config.schedule.warmup
+        assert settings == others.get(name, usual)
     for objective in ("clm", "mlm"):
         config = composed("pretrain", f"experiment=tutorial/pretrain_{objective}")
-        assert (config.optimizer.lr, config.schedule.warmup, config.loop.batch) == (
-            2.5e-4,
-            1000,
-            64,
-        )
-        assert (config.model.width, config.model.depth) == (410, 16)
+        assert (config.optimizer.lr, config.schedule.warmup) == (2.5e-4, 1000)
+        assert (config.loop.batch, config.model.width, config.model.depth) == (64, 410, 16)
 
 
 def test_an_experiment_composes_with_the_command_in_its_name():

@@ -56,9 +56,8 @@ def test_a_depth_decides_the_same_on_any_machine(depth, expected):
     assert len(f"{settings['rate']:.10g}") <= 6  # two digits: no last bit differs
 
 
-@pytest.mark.parametrize("width", [1, 33, 100, 500, 1000])
-def test_heads_divide_a_width_that_is_typed(width):
-    assert width % dial.heads(width) == 0
+def test_heads_divide_a_width_that_is_typed():
+    assert [width for width in (1, 33, 100, 500, 1000) if width % dial.heads(width)] == []
 
 
 def test_every_rule_comes_after_those_that_it_needs():

@@ -60,13 +60,9 @@ ADDED = {
         ["mylab/tagging.py", "conf/objective/tag_words.yaml", "conf/data/tagged_words.yaml"],
         f"{FUNCTIONAL}task.py::test_a_tagger_is_trained_monitored_reported_and_asked",
     ),
-    "a model size, a data set in a known format": (
-        [],
-        f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each",
-    ),
-    "a question that people sweep for": (
-        [],
-        f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each",
+    **dict.fromkeys(
+        ("a model size, a data set in a known format", "a question that people sweep for"),
+        ([], f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each"),
     ),
     "a family of published models": (
         ["mylab/published.py"],
@@ -139,13 +135,10 @@ def test_every_class_and_function_of_a_page_is_there(name):
     assert {word for word, name in last.items() if name not in known} == set()
 
 
-def test_the_places_to_look_are_few_enough_to_be_read():
-    assert len(table("Where do I find")) <= 15
-
-
-def test_the_glossary_has_ten_words_at_most():
+def test_the_places_to_look_and_words_of_our_own_are_few_enough_to_be_read():
     rows = [line for line in page("glossary.md").splitlines() if line.startswith("|")]
 
+    assert len(table("Where do I find")) <= 15
     assert len(rows) - 2 <= 10
 
 
@@ -177,13 +170,9 @@ def test_each_stop_between_the_shell_and_the_first_step_is_where_it_is_said_to_b
 
 
 def test_every_row_of_what_can_be_added_is_shown_by_the_example_or_said_to_be_inside():
-    rows = {row[0] for row in table("Adding things")}
-
-    assert rows == ADDED.keys() | INSIDE
-
-
-def test_what_shows_a_row_is_there():
     tests = Path(__file__).parents[1]
+
+    assert {row[0] for row in table("Adding things")} == ADDED.keys() | INSIDE
     for row, (files, test) in (ADDED | INSIDE).items():
         file, _, name = test.partition("::")
         assert [path for path in files if not (EXAMPLE / path).is_file()] == [], row
@@ -209,19 +198,13 @@ def test_every_command_has_a_module_and_a_yaml():
     assert configs == {path.stem for path in (PROJECT / "conf").glob("*.yaml")} - texts
 
 
-def test_every_file_of_the_example_shows_a_row():
+def test_every_file_of_the_example_shows_a_row_and_is_listed():
     shown = {path for files, _ in ADDED.values() for path in files}
     there = {*EXAMPLE.glob("conf/**/*.yaml"), *MYLAB} - {EXAMPLE / "mylab" / "__init__.py"}
+    (listed, *_) = re.findall(r"```\n(.*?)```", page("example/README.md"), re.DOTALL)
 
     assert shown == {path.relative_to(EXAMPLE).as_posix() for path in there}
-
-
-def test_the_example_lists_all_its_files():
-    (listed, *_) = re.findall(r"```\n(.*?)```", page("example/README.md"), re.DOTALL)
-    words = {line.split()[0] for line in listed.splitlines()}
-    shown = {path for files, _ in ADDED.values() for path in files}
-
-    assert words == shown | {"names/"}
+    assert {line.split()[0] for line in listed.splitlines()} == shown | {"names/"}
 
 
 # --- nothing of ours is edited -----------------------------------------------------------------
@@ -380,7 +363,7 @@ def test_the_table_of_published_models_lists_the_families_that_there_are():
 
 
 def test_the_container_copies_what_the_package_is_built_of():
-    words = [line.split() for line in (ROOT.parent / "Dockerfile").read_text().splitlines()]
+    words = [line.split() for line in (PROJECT / "Dockerfile").read_text().splitlines()]
     copied = {source for parts in words if parts[:1] == ["COPY"] for source in parts[1:-1]}
     let_through = {
         line.removeprefix("!")
@@ -396,13 +379,7 @@ def test_the_container_copies_what_the_package_is_built_of():
 # --- private apis --------------------------------------------------------------------------------
 
 
-PAGE = ROOT.parent / "docs" / "private_apis.md"
-
 DOCUMENTED = {"os._exit"}
-
-
-def is_private(name: str) -> bool:
-    return any(re.match(r"_[a-zA-Z]", part) for part in name.split("."))
 
 
 def private_names_of(path: Path) -> set[str]:
@@ -418,14 +395,15 @@ def private_names_of(path: Path) -> set[str]:
             head, _, rest = ast.unparse(node).partition(".")
             if head in known:
                 names.add(f"{known[head].split('.')[0]}.{rest}")
-    private = {name for name in names if is_private(name)} - DOCUMENTED
+    private = {name for name in names if re.search(r"(^|\.)_[a-zA-Z]", name)} - DOCUMENTED
     # Of torch._dynamo and torch._dynamo.config, the table has the longer one.
     return {name for name in private if not any(other.startswith(f"{name}.") for other in private)}
 
 
 def rows() -> list[tuple[str, str, str]]:
     """Return name, file and test of each row."""
-    cells = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    lines = page("private_apis.md").splitlines()
+    cells = [line.split("|") for line in lines if line.startswith("| `")]
     return [
         (re.search("`(.*?)`", name)[1], file.strip(" `"), test.strip())
         for _, name, file, _, test, _ in cells

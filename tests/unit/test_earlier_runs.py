@@ -107,20 +107,12 @@ INHERITED = {"tokenizer._target_": "a.Inherited", "tokenizer.add": ()}
         (INHERITED, {"tokenizer": None}, set(), {}),
         (INHERITED, {"tokenizer._target_": "B"}, set(), INHERITED),
         ({"loop.monitor": "auto"}, {"loop.monitor": "loss"}, set(), {"loop.monitor": "loss"}),
-        (
-            {"data.duplicates": "together"},
-            {"data.duplicates": "keep"},
-            set(),
-            {"data.duplicates": "keep"},
-        ),
-        (
-            {"loop.monitor": "f1"},
-            {"loop.monitor": "loss"},
-            {"loop.monitor"},
-            {"loop.monitor": "f1"},
-        ),
+        ({"data.duplicates": "together"}, {"data.duplicates": "keep"}, set(),
+         {"data.duplicates": "keep"}),
+        ({"loop.monitor": "f1"}, {"loop.monitor": "loss"}, {"loop.monitor"},
+         {"loop.monitor": "f1"}),
     ],
-)
+)  # fmt: skip
 def test_what_was_typed_says_what_it_said_when_the_run_began(typed, stored, given, then):
     compared = typed_with_old_defaults(typed, stored, given)
 
@@ -132,13 +124,9 @@ def test_the_best_value_of_a_stage_is_one_of_several(best, today):
     assert upgrade_state({"step": {"stages": {"best": best}}})["step"]["stages"]["best"] == today
 
 
-def before(*names):
-    """Return results as they were before metrics were declared."""
-    return {"measures": {"test": dict.fromkeys(names, 1.0)}}
-
-
-def metrics_of(content):
-    return Results.from_json(content).metrics
+def metrics_of(*names):
+    """Return the metrics of results as they were before metrics were declared."""
+    return Results.from_json({"measures": {"test": dict.fromkeys(names, 1.0)}}).metrics
 
 
 def test_metrics_of_earlier_runs_are_those_of_the_objectives_of_that_time():
@@ -161,18 +149,22 @@ def test_earlier_runs_are_judged_by_the_error_rate_first_and_by_the_loss_last():
     ]  # fmt: skip
 
 
-def test_in_earlier_runs_a_further_loss_and_a_class_are_told_by_parts_of_the_name():
-    metrics = metrics_of(before("accuracy/city", "order/accuracy/swapped", "order/loss"))
-
-    assert find_metric("accuracy/city", metrics).higher_is_better
-    assert find_metric("order/accuracy/swapped", metrics).higher_is_better
-    assert not find_metric("order/loss", metrics).higher_is_better
-
-
-def test_in_earlier_runs_less_is_better_of_what_nobody_knows():
-    assert not find_metric("surprise", metrics_of(before("surprise"))).higher_is_better
+@pytest.mark.parametrize(
+    ("name", "higher_is_better"),
+    [
+        ("accuracy/city", True),
+        ("order/accuracy/swapped", True),
+        ("order/loss", False),
+        ("surprise", False),
+    ],
+)
+def test_in_earlier_runs_a_further_loss_and_a_class_are_told_by_parts_of_the_name(
+    name, higher_is_better
+):
+    assert find_metric(name, metrics_of(name)).higher_is_better == higher_is_better
 
 
 def test_results_of_any_other_form_are_no_error():
-    for results in ({}, {"measures": 3}, {"measures": {"test": 3}}, before("", "/", "//loss")):
-        assert metrics_of(results)[: len(UNDECLARED_METRICS)] == UNDECLARED_METRICS
+    assert metrics_of("", "/", "//loss")[: len(UNDECLARED_METRICS)] == UNDECLARED_METRICS
+    for results in ({}, {"measures": 3}, {"measures": {"test": 3}}):
+        assert Results.from_json(results).metrics == UNDECLARED_METRICS

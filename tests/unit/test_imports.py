@@ -39,25 +39,21 @@ def place_of(path: Path) -> str:
 @cache
 def imports_of(path: Path) -> frozenset[str]:
     """Return the full name of everything that a module imports, wherever in the file."""
-    return frozenset(_imported(path))
-
-
-def _imported(path: Path) -> Iterator[str]:
+    names = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(names)
 
 
-def exportable_model(path: Path) -> Iterator[str]:
-    """Yield the folder or top module of every import of our own."""
-    for name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "transfer_cli":
-            inside = len(parts) > 1 and parts[1] in FLOORS
-            yield parts[1] if inside else "transfer_cli"
+def ours_of(path: Path) -> set[str]:
+    """Return the folder or top module of every import of our own."""
+    parts = (name.split(".") for name in imports_of(path))
+    inside = (rest[:1] for first, *rest in parts if first == "transfer_cli")
+    return {top[0] if top and top[0] in FLOORS else "transfer_cli" for top in inside}
 
 
 def outside_of(path: Path) -> set[str]:
@@ -75,7 +71,7 @@ def test_a_module_imports_only_from_its_own_folder_and_lower_floors():
         f"{name_of(path)} imports {other}"
         for path in MODULES
         for place in [place_of(path)]
-        for other in set(exportable_model(path)) - {place}
+        for other in ours_of(path) - {place}
         if FLOORS[other] >= FLOORS[place] and (FLOORS[place], FLOORS[other]) != (0, 0)
     }
 
@@ -99,7 +95,7 @@ def test_frameworks_stay_in_their_folders():
 
 
 def test_the_testing_contracts_are_for_tests_only():
-    users = {place_of(path) for path in MODULES if "testing" in set(exportable_model(path))}
+    users = {place_of(path) for path in MODULES if "testing" in ours_of(path)}
 
     assert users <= {"testing"}
 
@@ -120,36 +116,26 @@ def test_nothing_can_run_code_from_data():
 
 RUNS_CODE = {
     "eval", "exec", "compile", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "np.load",
+    "yaml.load", "OmegaConf.load",
     "torch.jit.load", "hydra.utils.instantiate", "hydra.utils.call", "instantiate",
     "FileSystemReader",  # of torch.distributed.checkpoint, which unpickles the list of tensors
 }  # fmt: skip
 """What would run code that stands in a file, or could."""
 
-ALLOWED = {
-    ("config/describe.py", "OmegaConf.load")  # of our own conf/
-}
-
-
-def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
-
 
 def test_what_could_run_code_or_fill_in_a_strangers_config_is_called_nowhere():
     problems = {
-        f"{name_of(path)}:{call.lineno} calls {name}"
+        f"{name_of(path)}:{node.lineno} calls {ast.unparse(node)}"
         for path in MODULES
-        for name, call in calls_of(path)
-        if is_unsafe(name_of(path), name, call)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and is_unsafe(node)
     }
 
     assert not problems
 
 
-def is_unsafe(place: str, name: str, call: ast.Call) -> bool:
-    if name in ("yaml.load", "OmegaConf.load"):
-        return (place, name) not in ALLOWED
+def is_unsafe(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
     if name == "torch.load":
         kept = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         return kept.get("weights_only") != "True"
@@ -160,28 +146,16 @@ MIRRORS = {"testing", "tasks"}
 """Folders whose modules are called as those that they test, or as the objective they go with."""
 
 
-def shared(places: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the names that stand in several places, with these."""
-    return {name: sorted(files) for name, files in places.items() if len(files) > 1}
-
-
-def test_no_class_is_called_as_another():
-    places = defaultdict(list)
-    for path in MODULES:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(name_of(path))
-
-    assert shared(places) == {}
-
-
-def test_no_module_is_called_as_another():
+def test_no_class_and_no_module_is_called_as_another():
     places = defaultdict(list)
     for path in MODULES:
         if place_of(path) not in MIRRORS and not path.stem.startswith("__"):
             places[path.stem].append(name_of(path))
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name_of(path))
 
-    assert shared(places) == {}
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 # --- docstrings ----------------------------------------------------------------------------------

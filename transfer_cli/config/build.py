@@ -91,17 +91,16 @@ def argument_types(target: str, key: str) -> dict[str, Any]:
     return _annotations(_find_class(target, key))
 
 
-def check_options(node: Any, key: str = "") -> None:
+def check_options(node: Any, key: str) -> None:
     """Refuse options that the classes in a config, at any depth, do not have. Nothing is built."""
     written = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
     if not isinstance(written, Mapping):
         return
     options = [str(name) for name in written if name != TARGET]
     if TARGET in written:
-        maker = _find_class(written[TARGET], key)
-        _refuse_unknown(options, maker, key)
+        _refuse_unknown(options, _find_class(written[TARGET], key), key)
     for name in options:
-        check_options(written[name], f"{key}.{name}" if key else name)
+        check_options(written[name], f"{key}.{name}")
 
 
 def resolved_node(node: Any, key: str) -> Any:

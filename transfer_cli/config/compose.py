@@ -116,6 +116,10 @@ def load_config(command: str, request: Request, *, keep_hydra: bool = False) -> 
     """Return the config of `command` that `request` asks for; raises whatever Hydra raises."""
     name, overrides = request.config_name or command, list(request.overrides)
     config = _loader(request.config_dir).load_configuration(name, overrides, RunMode.RUN)
+    for group, option in config.hydra.runtime.choices.items():
+        if str(option).startswith("_"):  # a file that others include, and no option
+            path = f"{group.partition('@')[0]}/{option}"
+            raise MissingConfigException(f"Could not find '{path}'", path)
     if not keep_hydra:
         with open_dict(config):
             del config["hydra"]

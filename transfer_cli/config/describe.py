@@ -11,7 +11,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -76,10 +76,14 @@ class Option:
 
     group: str
     name: str
-    line: str
     file: Path
     origin: str = PACKAGED
     shadowed: bool = False
+
+    @cached_property
+    def line(self) -> str:
+        """What it is, as its first line says."""
+        return description(self.file)
 
     @cached_property
     def text(self) -> str:
@@ -166,12 +170,10 @@ def description(file: Path) -> str:
 
 def options(config_dir: Path | None = None) -> list[Option]:
     """Return every option of every group, those of `config_dir` after ours, sorted by group."""
-    listed = list(_packaged())
-    packaged = {(option.group, option.name) for option in listed}
-    for option in _options_in(config_dir, OWN) if config_dir is not None else ():
-        shadowed = (option.group, option.name) in packaged
-        listed.append(Option(option.group, option.name, option.line, option.file, OWN, shadowed))
-    return sorted(listed, key=lambda option: option.group)
+    packaged = {(option.group, option.name) for option in _packaged()}
+    own = _options_in(config_dir, OWN) if config_dir is not None else ()
+    marked = (replace(option, shadowed=(option.group, option.name) in packaged) for option in own)
+    return sorted((*_packaged(), *marked), key=lambda option: option.group)
 
 
 @cache
@@ -186,7 +188,7 @@ def _options_in(folder: Path, origin: str) -> Iterator[Option]:
             # Folders of experiments are for order alone: people type experiment=sample/pretrain.
             group, name = "experiment", f"{group.removeprefix('experiment/')}/{name}"
         if group != "." and not name.startswith("_"):
-            yield Option(group, name, description(file), file, origin)
+            yield Option(group, name, file, origin)
 
 
 def options_for(

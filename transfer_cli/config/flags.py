@@ -3,9 +3,8 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from os.path import lexists
 from pathlib import Path
@@ -98,15 +97,13 @@ ONE_OPTION = {
 
 def read_flags(words: list[str], known: Flags) -> argparse.Namespace:
     """Return what was typed after a command that composes no config; all have `--debug`."""
-    given, others = _read(words, known)
+    given, others = _read(words, known, "")
     if others:
         raise ConfigError(f"unrecognized arguments: {' '.join(others)}")
     return given
 
 
-def _read(
-    words: list[str], known: Flags, hint: Callable[[str], str] = lambda name: ""
-) -> tuple[argparse.Namespace, list[str]]:
+def _read(words: list[str], known: Flags, command: str) -> tuple[argparse.Namespace, list[str]]:
     """Return what was typed for the known flags, and the words that belong to none of them."""
     parser = _FlagParser(add_help=False, allow_abbrev=False)
     flags = {**known, "--debug": SWITCH}
@@ -119,22 +116,24 @@ def _read(
             close = did_you_mean(name, " ".join(flags).split(), 0.7)
             if lexists(word):
                 close = f" For what is here under that name type ./{word}"
-            raise ConfigError(f"{name}: no such flag.{hint(name) or close}")
+            raise ConfigError(f"{name}: no such flag.{_key_hint(command, name) or close}")
     return given, others
 
 
 def _key_hint(command: str, name: str) -> str:
-    """Return what to type where a flag was typed that is a key."""
+    """Return what to type where a flag was typed that is a key of a command; "": it has none."""
+    if not command:
+        return ""
     from transfer_cli.config.suggest import suggest_key  # which reads all configs
 
-    hint = suggest_key(name.lstrip("-").replace("-", "_"), command) if command else ""
+    hint = suggest_key(name.lstrip("-").replace("-", "_"), command)
     return f" Keys are typed KEY=VALUE, without dashes.{hint}" if hint else ""
 
 
 def parse_request(arguments: list[str], command: str = "") -> Request:
     """Parse the words after the name of a command, whose keys a mistake may mean."""
     parts = [part for word in arguments for part in _SPELLINGS.get(word, (word,))]
-    typed, words = _read(parts, _FLAGS, partial(_key_hint, command))
+    typed, words = _read(parts, _FLAGS, command)
     asks_all = typed.help and "all" in words
     if asks_all:
         words.remove("all")
@@ -155,12 +154,11 @@ def parse_request(arguments: list[str], command: str = "") -> Request:
         config_name=typed.config_name,
         plugins=tuple(typed.plugin),
         files=tuple(typed.config),
-        flags=tuple(_passed_flags(typed, ("debug", "config_dir", "config_name", "plugin", "job"))),
+        flags=tuple(_passed_flags(typed)),
     )
 
 
 def _keys_of(typed: argparse.Namespace) -> Iterator[str]:
-    """Yield the keys that were typed as flags."""
     for key in _KEYS_AS_FLAGS:
         if (value := getattr(typed, key)) is not None:
             yield f"{key}={value}"
@@ -184,9 +182,9 @@ def chooses_sweep(words: Sequence[str]) -> bool:
     return bool(chosen) and chosen[-1] not in ("", "null")
 
 
-def _passed_flags(parsed: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        setting = getattr(parsed, name)
+def _passed_flags(typed: argparse.Namespace) -> Iterator[str]:
+    for name in ("debug", "config_dir", "config_name", "plugin", "job"):
+        setting = getattr(typed, name)
         for value in setting if isinstance(setting, list) else [setting]:
             if value is not None and value is not False:
                 yield f"--{name.replace('_', '-')}"

@@ -1,10 +1,13 @@
 """A file of keys as an argument: `transfer finetune my.yaml key=value`.
 
-The `config.yaml` of a run repeats that run. What is typed wins over what a file says.
+The `config.yaml` of a run repeats that run. What is typed wins over what a file says, and both get
+the quotes and signs that Hydra's grammar needs (`for_hydra`).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from os.path import expanduser, lexists
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 from transfer_cli.config.commands import Command
 from transfer_cli.config.flags import Request, chooses_sweep
 from transfer_cli.config.flat import flat_items
-from transfer_cli.config.literal import as_overrides, with_quotes
+from transfer_cli.config.literal import PLAIN_PATH, as_literal, quoted
 from transfer_cli.config.plain import ChosenOptions, Part, PlainKeys
 from transfer_cli.config.plain_yaml import read_mapping, read_plain
 from transfer_cli.config.roles import Role, role_of
@@ -20,6 +23,16 @@ from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.safe_files import UnreadableError, read_text
 
 ENDINGS = (".yaml", ".yml")
+
+_KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
+
+_PATHS = frozenset({
+    "run", "init_from", "base", "resume", "run.dir", "input", "output", "other", "data.train",
+    "data.validation", "data.test", "model.embeddings",
+})  # fmt: skip
+
+_NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")
+"""What may mean something to Hydra within a list."""
 
 
 def with_key_files(
@@ -45,7 +58,7 @@ def with_key_files(
     ):
         words.insert(0, f"data={'text' if name in ('pretrain', 'prepare') else 'table'}")
     overrides = [
-        word if (choice := typed[word]) is None else keys.typed_word(word, choice, known)
+        word if (choice := typed[word]) is None else f"{choice.typed_beside(known)}={_value(word)}"
         for word in request.overrides  # the same may be typed twice, around another
         if word in typed
     ]
@@ -57,11 +70,75 @@ def for_hydra(request: Request, command: Command) -> Request:
     """Return what was typed with quotes and signs that Hydra's grammar needs."""
     typed = with_quotes(request.overrides, command.list_keys)
     if command.positionals:
-        places = [key for key, _ in command.positionals]
-        typed = as_overrides(typed, places, command.text_key, command.list_keys, command.files)
+        typed = as_overrides(typed, command)
     free = ("sweep.over=", *(f"{key}." for key in command.open_sections))
     typed = tuple(f"++{word}" if word.startswith(free) else word for word in typed)
     return replace(request, overrides=typed)
+
+
+def with_quotes(words: Sequence[str], lists: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides with quotes where Hydra would read a value otherwise than it was typed.
+
+    These are a text with braces, a path that is there under this name, and each text of a plain
+    list, as `<a>` has to be. Values in quotes are left as they are, such as several for a sweep.
+
+    Args:
+        lists: Keys of several texts; `[a,b]` is such a list.
+    """
+    return tuple(_with_quotes(word, lists) for word in words)
+
+
+def _with_quotes(word: str, lists: Sequence[str]) -> str:
+    key, equals, value = word.partition("=")
+    inner = value[1:-1]
+    is_list = value.startswith("[") and value.endswith("]") and inner.strip()
+    if key.lstrip("+") in lists and is_list and not _NOT_PLAIN.search(inner):
+        return f"{key}=[{','.join(quoted(text.strip()) for text in inner.split(','))}]"
+    home = expanduser(value)  # noqa: PTH111 - `Path`'s own refuses users that there are not
+    is_there = key in _PATHS and not PLAIN_PATH.fullmatch(value) and lexists(home)
+    # The text with braces that any command may take that composes a run.
+    is_text = key == "objective.pattern" and equals and not value.startswith(("'", '"'))
+    return f"{key}={quoted(value)}" if is_there or is_text else word
+
+
+def as_overrides(words: Sequence[str], command: Command) -> tuple[str, ...]:
+    """Return a command's words as overrides, with the texts among them quoted for Hydra.
+
+    A word is `KEY=VALUE`, or a value alone: a positional that is given with its key has no place
+    any more. Of a key of several texts, `[a,b]` and `null` are left to Hydra.
+    """
+    text, files = command.text_key, command.files
+    overrides, alone, texts = [], [], []
+    for word in words:
+        key, _, value = word.partition("=")
+        if not (_KEY.match(word) or (not text and word.startswith(("+", "~")))):
+            alone.append(word)
+        elif key == text:
+            texts.append(value)
+        elif key in command.list_keys and value != "null" and value[:1] not in ("", "["):
+            overrides.append(f"{key}=[{as_literal(value)}]")
+        else:
+            overrides.append(word)
+    named_keys = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
+    free = [key for key, _ in command.positionals if key not in named_keys]
+    several = alone[len(free) - 1 :] if free and free[-1] == files else []
+    if len(several) > 1:
+        overrides.append(f"{files}=[{','.join(map(as_literal, several))}]")
+        del alone[len(free) - 1 :], free[-1]
+    if len(alone) > len(free) and not text:
+        shown = alone[len(free)]
+        raise ConfigError(
+            f"{shown}: expected KEY=VALUE or a flag; a value with a space is written in quotes, "
+            "'KEY=two words'"
+        )
+    if len(alone) > len(free) or len(texts) > 1:
+        first, second = [*alone, *texts][-2:]
+        raise ConfigError(
+            f"{text}: is given 2 times, as {first!r} and {second!r}; a text with spaces is written "
+            "in quotes"
+        )
+    named = [*zip(free, alone, strict=False), *((text, value) for value in texts)]
+    return (*overrides, *(f"{key}={as_literal(value)}" for key, value in named))
 
 
 def swept_words(name: str, over: Mapping[str, Sequence[Any]]) -> list[str]:

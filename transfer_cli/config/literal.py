@@ -1,4 +1,4 @@
-"""Passes what was typed through Hydra's grammar unchanged: texts, paths, values without a key.
+"""Texts and paths as Hydra's grammar has them, and as they were typed.
 
 Hydra reads `=`, `,`, brackets, quotes and `${` in a value, and OmegaConf `${` and `???` once more.
 A text is put into quotes here, or split into parts where quotes do not help; `text_of` joins them.
@@ -7,99 +7,14 @@ A text is put into quotes here, or split into parts where quotes do not help; `t
 import re
 import shlex
 from collections.abc import Sequence
-from os.path import expanduser, lexists
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import ConfigError
 
-_KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
 _MISSING = "???"
-_PLAIN = re.compile(r"[\w./-]+", re.ASCII)
+PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
 """Paths that neither a shell nor Hydra reads otherwise."""
-
-_PATHS = frozenset({
-    "run", "init_from", "base", "resume", "run.dir", "input", "output", "other", "data.train",
-    "data.validation", "data.test", "model.embeddings",
-})  # fmt: skip
-
-_NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")
-"""What may mean something to Hydra within a list."""
-
-
-def with_quotes(words: Sequence[str], lists: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return overrides with quotes where Hydra would read a value otherwise than it was typed.
-
-    These are a text with braces, a path that is there under this name, and each text of a plain
-    list, as `<a>` has to be. Values in quotes are left as they are, such as several for a sweep.
-
-    Args:
-        lists: Keys of several texts; `[a,b]` is such a list.
-    """
-    return tuple(_with_quotes(word, lists) for word in words)
-
-
-def _with_quotes(word: str, lists: Sequence[str]) -> str:
-    key, equals, value = word.partition("=")
-    inner = value[1:-1]
-    is_list = value.startswith("[") and value.endswith("]") and inner.strip()
-    if key.lstrip("+") in lists and is_list and not _NOT_PLAIN.search(inner):
-        return f"{key}=[{','.join(quoted(text.strip()) for text in inner.split(','))}]"
-    home = expanduser(value)  # noqa: PTH111 - `Path`'s own refuses users that there are not
-    is_there = key in _PATHS and not _PLAIN.fullmatch(value) and lexists(home)
-    # The text with braces that any command may take that composes a run.
-    is_text = key == "objective.pattern" and equals and not value.startswith(("'", '"'))
-    return f"{key}={quoted(value)}" if is_there or is_text else word
-
-
-def as_overrides(
-    words: Sequence[str],
-    places: Sequence[str],
-    text: str = "",
-    lists: Sequence[str] = (),
-    files: str = "",
-) -> tuple[str, ...]:
-    """Return a command's words as overrides, with the texts among them quoted for Hydra.
-
-    Args:
-        words: What was typed: `KEY=VALUE`, or a value alone, without a key.
-        places: The keys of values that are typed alone, in their order; one that is given with its
-            key has no place any more.
-        text: The key of a text, which may hold any characters; "": the command takes none.
-        lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
-        files: The key of the last place where it takes several.
-    """
-    overrides, alone, texts = [], [], []
-    for word in words:
-        key, _, value = word.partition("=")
-        if not (_KEY.match(word) or (not text and word.startswith(("+", "~")))):
-            alone.append(word)
-        elif key == text:
-            texts.append(value)
-        elif key in lists and value and value != "null" and not value.startswith("["):
-            overrides.append(f"{key}=[{_literal(value)}]")
-        else:
-            overrides.append(word)
-    named_keys = {word.partition("=")[0] for word in overrides} | ({text} if texts else set())
-    free = [key for key in places if key not in named_keys]
-    several = alone[len(free) - 1 :] if free and free[-1] == files else []
-    if len(several) > 1:
-        overrides.append(f"{files}=[{','.join(map(_literal, several))}]")
-        del alone[len(free) - 1 :], free[-1]
-    if len(alone) > len(free) and not text:
-        shown = alone[len(free)]
-        raise ConfigError(
-            f"{shown}: expected KEY=VALUE or a flag; a value with a space is written in quotes, "
-            "'KEY=two words'"
-        )
-    if len(alone) > len(free) or len(texts) > 1:
-        first, second = [*alone, *texts][-2:]
-        raise ConfigError(
-            f"{text}: is given 2 times, as {first!r} and {second!r}; a text with spaces is written "
-            "in quotes"
-        )
-    named = [*zip(free, alone, strict=False), *((text, value) for value in texts)]
-    return (*overrides, *(f"{key}={_literal(value)}" for key, value in named))
 
 
 def text_of(value: Any, key: str) -> str:
@@ -120,7 +35,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _literal(text: str) -> str:
+def as_literal(text: str) -> str:
     """Return a text in Hydra's grammar: in quotes, or as a list of parts without a meaning."""
     if "${" not in text and text != _MISSING:
         return quoted(text)
@@ -131,7 +46,7 @@ def _literal(text: str) -> str:
 def path_override(key: str, path: Path) -> str:
     """Return KEY=PATH as it is pasted into a shell."""
     text = str(path)
-    return f"{key}={text}" if _PLAIN.fullmatch(text) else shlex.quote(f"{key}={quoted(text)}")
+    return f"{key}={text}" if PLAIN_PATH.fullmatch(text) else shlex.quote(f"{key}={quoted(text)}")
 
 
 def quoted(text: str) -> str:

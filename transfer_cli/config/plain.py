@@ -3,8 +3,8 @@
 `adaptation: {edits: [lora], plan: gradual_unfreezing}`, without Hydra's packages and overrides.
 """
 
-import glob
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,6 @@ from typing import Any
 
 from transfer_cli.config import describe
 from transfer_cli.config.commands import DECLARED_KEYS
-from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.flags import ONE_OPTION
 from transfer_cli.config.literal import quoted
 from transfer_cli.errors import ConfigError
@@ -45,6 +44,10 @@ class ChosenOptions:
         is_elsewhere = self.place != self.group.replace("/", ".")
         return f"{self.group}@{self.place}" if is_elsewhere else self.group
 
+    def typed_beside(self, known: Set[str]) -> str:
+        """Return the same with the sign that a place of its own needs, if it is none of `known`."""
+        return f"+{self.typed}" if "@" in self.typed and self.place not in known else self.typed
+
 
 Part = ChosenOptions | tuple[str, Any] | str
 """What a file says: options of a group, a key and its value, or a word as it was typed."""
@@ -65,8 +68,11 @@ class PlainKeys:
     named: tuple[str, ...] = ("losses", "streams")
 
     @cached_property
-    def _folders(self) -> list[Path]:
-        return [conf_dir(), *([] if self.config_dir is None else [self.config_dir])]
+    def _options(self) -> Mapping[str, Mapping[str, describe.Option]]:
+        by_group = defaultdict[str, dict[str, describe.Option]](dict)
+        for option in describe.options(self.config_dir):
+            by_group[option.group].setdefault(option.name, option)
+        return by_group
 
     @cached_property
     def _keys(self) -> Set[str]:
@@ -74,16 +80,11 @@ class PlainKeys:
 
     def is_group(self, group: str) -> bool:
         """Return whether there is a group of this name."""
-        return any((folder / group).is_dir() for folder in self._folders)
+        return group in self._options
 
-    def options(self, group: str) -> dict[str, Path]:
-        """Return the options of a group, and their files; those of ours come first."""
-        named: dict[str, Path] = {}
-        for folder in self._folders:
-            for file in (folder / group).rglob("*.yaml"):
-                name = file.relative_to(folder / group).with_suffix("").as_posix()
-                named.setdefault(name, file)
-        return named
+    def options(self, group: str) -> Mapping[str, describe.Option]:
+        """Return the options of a group by name; those of ours come first."""
+        return self._options.get(group, {})
 
     def choice(self, word: str) -> ChosenOptions | None:
         """Return what a typed word chooses, also with a dot for the slash of a group, or None."""
@@ -92,18 +93,14 @@ class PlainKeys:
             return None
         group, place = self.group_at(key.replace("/", "."))
         if not group and "." not in key and key not in describe.declared_keys(self.name):
-            below = [*conf_dir().glob(f"*/{glob.escape(key)}")] if key else []
-            group = f"{below[0].parent.name}/{key}" if len(below) == 1 else ""
+            below = [group for group in self._options if group.partition("/")[2] == key]
+            group = below[0] if len(below) == 1 and key else ""
             place = group.replace("/", ".")
         if not group:  # and no folder is looked through
             return None
         names = value.removeprefix("[").removesuffix("]").split(",")
         is_meant = group.endswith(f"/{key}") or set(names) <= self.options(group).keys()
         return ChosenOptions(group, names, place) if is_meant else None
-
-    def typed_word(self, word: str, choice: ChosenOptions, known: Set[str]) -> str:
-        """Return a typed word with the name of the group that it chooses of."""
-        return f"{self._added(choice, known)}{choice.typed}={word.partition('=')[2]}"
 
     def places(self, choices: Sequence[ChosenOptions]) -> Set[str]:
         """Return where options that are chosen put others."""
@@ -116,10 +113,9 @@ class PlainKeys:
 
     def chosen_by(self, choice: ChosenOptions) -> Iterator[ChosenOptions]:
         """Yield the options that options are put together from."""
-        files = self.options(choice.group)
-        for name in filter(files.__contains__, choice.names):
-            option = describe.Option(choice.group, name, "", files[name])
-            for group, place, names in option.choices():
+        options = self.options(choice.group)
+        for name in filter(options.__contains__, choice.names):
+            for group, place, names in options[name].choices():
                 yield ChosenOptions(group, names, place or group.replace("/", "."))
 
     def as_word(self, part: Part, known: Set[str], raw: Set[str]) -> str:
@@ -144,10 +140,7 @@ class PlainKeys:
         if part.names == ["null"] or (not part.names and part.group in {*ONE_OPTION, "sweep"}):
             raise ConfigError(f"{part.place}: holds nothing; name an option, or leave it out")
         shown = part.names[0] if len(part.names) == 1 else f"[{','.join(part.names)}]"
-        return f"{self._added(part, known)}{part.typed}={shown}"
-
-    def _added(self, choice: ChosenOptions, known: Set[str]) -> str:
-        return "+" if "@" in choice.typed and choice.place not in known else ""
+        return f"{part.typed_beside(known)}={shown}"
 
     def parts(
         self, values: Mapping[str, Any], above: str = ""

@@ -26,8 +26,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 def read_plain(path: Path) -> dict[str, Any]:
     """Return the stored config in a file, with the names of today; else see `read_mapping`."""
-    renamed: dict[str, Any] = upgrade_config(with_new_names(read_mapping(path)))
-    return renamed
+    return upgrade_config(with_new_names(read_mapping(path)))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

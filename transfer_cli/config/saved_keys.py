@@ -36,7 +36,7 @@ def key_file_text(name: str, command: Command, request: Request) -> str:
     """
     refuse_lists(request.overrides, name)
     request = for_hydra(request, command)
-    file = _File(PlainKeys(name, request.config_dir), texts=(command.text_key, *command.list_keys))
+    file = _File(PlainKeys(name, request.config_dir), command.text_key)
     for override in parsed_overrides(name, request, request.overrides):
         file.add(override)
     compose(name, request)  # which refuses what is wrong
@@ -48,7 +48,7 @@ class _File:
     """What a file says: by plain key the options that are chosen, and values as YAML has them."""
 
     keys: PlainKeys
-    texts: tuple[str, ...]
+    text_key: str
     choices: dict[str, ChosenOptions] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     comments: dict[Levels, str] = field(default_factory=dict)
@@ -58,21 +58,21 @@ class _File:
         key, value, line = override.key_or_group, override.value(), str(override.input_line)
         key = TYPED_KEYS.get(key, key)
         group = key.replace(".", "/")
-        choice = ChosenOptions(group, [], override.package or group.replace("/", "."))
+        place = override.package or group.replace("/", ".")
+        at = f"{place}.objective" if place.startswith("losses.") else place
         is_choice = self.keys.is_group(group)
-        place = f"{choice.place}.objective" if choice.place.startswith("losses.") else choice.place
         if override.is_sweep_override() or (override.is_delete() and not is_choice):
             raise ConfigError(f"{line}: a file of keys cannot say this; type it beside the file")
         if not is_choice:
             self.values[key] = self._value(key, value, line.partition("=")[2])
-            return
-        if self.keys.group_at(place) != (choice.group, choice.place):
+        elif self.keys.group_at(at) != (group, place):
             raise ConfigError(f"{line}: a file of keys has no such place; type it beside the file")
-        names = ["null"] if value is None else value if isinstance(value, list) else [value]
-        self.choices[place] = ChosenOptions(group, [str(name) for name in names], choice.place)
+        else:
+            names = ["null"] if value is None else value if isinstance(value, list) else [value]
+            self.choices[at] = ChosenOptions(group, [str(name) for name in names], place)
 
     def _value(self, key: str, value: Any, typed: str) -> str:
-        if key in self.texts and isinstance(value, list) and key == self.texts[0]:
+        if key == self.text_key and isinstance(value, list):
             value = text_of(value, key)
         # A number as it was typed, such as 1e-3.
         is_same = not isinstance(value, str) and scalar(typed) == value
@@ -105,20 +105,18 @@ class _File:
         """Return all that it says, and note the comments."""
         tree: Tree = {}
         places = {key: self.levels(key) for key in (*self.choices, *self.values)}
-        described = {(o.group, o.name): o.line for o in describe.options(self.keys.config_dir)}
         for key, choice in self.choices.items():
-            at = places[key]
-            has_keys = any(places[below][: len(at)] == at for below in places if below != key)
-            line = "; ".join(filter(None, (described.get((choice.group, n)) for n in choice.names)))
-            if has_keys:
-                for name in choice.names:
+            at, options = places[key], self.keys.options(choice.group)
+            lines = {name: options[name].line if name in options else "" for name in choice.names}
+            if any(places[below][: len(at)] == at for below in places if below != key):
+                for name, line in lines.items():
                     _subtree(tree, (*at, name))
-                    self.comments[*at, name] = described.get((choice.group, name), "")
+                    self.comments[*at, name] = line
             else:
                 shown = [_as_yaml(name) if name != "null" else name for name in choice.names]
-                is_one = choice.group in ONE_OPTION or choice.group in ("experiment", "sweep")
+                is_one = choice.group in {*ONE_OPTION, "experiment", "sweep"}
                 _subtree(tree, at[:-1])[at[-1]] = shown[0] if is_one else f"[{', '.join(shown)}]"
-                self.comments[at] = line
+                self.comments[at] = "; ".join(filter(None, lines.values()))
         for key, value in self.values.items():
             at = places[key]
             _subtree(tree, at[:-1])[at[-1]] = value
@@ -157,7 +155,6 @@ def _subtree(tree: Tree, levels: Levels) -> Tree:
 
 
 def _as_yaml(value: Any) -> str:
-    """Return a value in a line of YAML."""
     if isinstance(value, Mapping):
         return (
             f"{{{', '.join(f'{_as_yaml(str(key))}: {_as_yaml(v)}' for key, v in value.items())}}}"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transfer_cli.runs.atomic import flush, remove, replaced_folder
-from transfer_cli.runs.locks import Lock
+from transfer_cli.runs.locks import Lock, held_if_free
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -105,14 +105,9 @@ def make_unless_held(entry: Path, make: Callable[[], object]) -> None:
     if is_complete(entry):
         return
     entry.parent.mkdir(parents=True, exist_ok=True)
-    lock = _lock_of(entry)
-    if not lock.take():
-        return
-    try:
-        if not is_complete(entry):
+    with held_if_free(_lock_of(entry)) as lock:
+        if lock is not None and not is_complete(entry):
             make()
-    finally:
-        lock.release()
 
 
 def is_complete(entry: Path) -> bool:
@@ -156,7 +151,7 @@ def _checksum(path: Path) -> str:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a path, whose folder is made; wait while another command has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = _lock_of(path)
+    lock = Lock(_lock_of(path))
     if not lock.take():
         log.info("Waiting for another run that is making %s", path)
         while not lock.take():
@@ -167,22 +162,17 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _lock_of(path: Path) -> Lock:
-    return Lock(path.with_name(f".{path.name}.lock"))
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 def clear_leftovers(folder: Path, held: str = "") -> None:
     """Remove what killed runs left in a folder of entries; of one the lock may be held here."""
     for leftover in folder.glob(".*"):
         match = _LEFTOVER.fullmatch(leftover.name)
-        if match is None:
-            continue
-        if match[1] == held:
+        if match is not None and match[1] == held:
             remove(leftover)
-            continue
-        lock = _lock_of(folder / match[1])
-        if lock.take():
-            try:
-                remove(leftover)
-            finally:
-                lock.release()
+        elif match is not None:
+            with held_if_free(_lock_of(folder / match[1])) as lock:
+                if lock is not None:
+                    remove(leftover)

@@ -17,7 +17,8 @@ import os
 import secrets
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -169,6 +170,16 @@ class Lock:
     def _remove_own_holder(self) -> None:
         if self._own and _read(self._holder) == self._own:
             self._holder.unlink(missing_ok=True)
+
+
+@contextmanager
+def held_if_free(path: Path) -> Iterator[Lock | None]:
+    """Hold the lock of a file during the block; yield None where somebody else has it."""
+    lock = Lock(path)
+    try:
+        yield lock if lock.take() else None
+    finally:
+        lock.release()
 
 
 def is_held(path: Path) -> bool:

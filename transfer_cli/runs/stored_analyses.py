@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.runs.untrusted import error_reason
 from transfer_cli.safe_files import UnreadableError, read_bytes, read_json
 
 MOST_BYTES = 2**20
@@ -48,7 +49,7 @@ def read_analyses(folder: Path, problems: list[str]) -> Iterator[StoredAnalysis]
         try:
             yield StoredAnalysis(name, read_json(path, MOST_BYTES), _pictures(folder, name))
         except (OSError, UnreadableError) as error:
-            problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
+            problems.append(f"{path}: {error_reason(error)}")
 
 
 def read_picture(path: Path) -> bytes:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from transfer_cli.errors import raised_as
 from transfer_cli.runs.atomic import check_inside, write_json
-from transfer_cli.runs.locks import Lock, is_held
+from transfer_cli.runs.locks import held_if_free, is_held
 from transfer_cli.safe_files import UnreadableError, check_field_types, escaped, read_json
 
 SWEEP = "sweep.json"
@@ -162,11 +162,8 @@ class SweepDirectory:
     @contextmanager
     def claim(self, number: int) -> Iterator[int | None]:
         """Hold a job, as heirs of the claim do; yield this open file, None if it is taken."""
-        lock = Lock(self._lock_of(number))
-        try:
-            yield lock.handle if lock.take() else None
-        finally:
-            lock.release()
+        with held_if_free(self._lock_of(number)) as lock:
+            yield None if lock is None else lock.handle
 
     def is_claimed(self, number: int) -> bool:
         """Return whether some process has the job."""

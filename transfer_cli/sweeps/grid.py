@@ -87,7 +87,12 @@ class Grid(Planner):
                     f"{override.input_line}: a range is for a search; add sweep=search, or list "
                     "the values"
                 )
-        values = map(self.override_words, self.overrides)
+        values = []
+        for override in self.overrides:
+            words = self.override_words(override)
+            values.append([*dict.fromkeys(words)])
+            if len(values[-1]) < len(words):
+                log.warning("%s: equal values are run once", override.input_line)
         all_jobs = [list(words) for words in itertools.product(*values)]
         if self.jobs.makes_runs and _SCHEME in self.from_preset:
             all_jobs = self._runnable_jobs(all_jobs)

@@ -256,7 +256,7 @@ def test_a_part_that_lies_under_its_own_name_gets_the_new_one():
 def test_a_folder_with_a_strange_name_breaks_no_comment(tmp_path):
     file = tmp_path / "tiny.yaml"
     file.write_text("# It\nwidth: 1\n")
-    option = Option("model", "tiny", "It", file)
+    option = Option("model", "tiny", file)
 
     _, text = copy_option(option, "mine", Path("a\nwidth: 2\x1b[2J\u2028b"))
 

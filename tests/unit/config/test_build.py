@@ -15,8 +15,10 @@ from omegaconf import OmegaConf
 from transfer_cli.config import compose
 from transfer_cli.config.build import build, convert, trust
 from transfer_cli.config.check import check_config
+from transfer_cli.config.commands import ALL
 from transfer_cli.config.flags import Request, parse_request, quoted_override
-from transfer_cli.config.literal import as_overrides, path_override, text_of, texts_of, with_quotes
+from transfer_cli.config.key_files import as_overrides, with_quotes
+from transfer_cli.config.literal import path_override, text_of, texts_of
 from transfer_cli.config.variables import check_variables
 from transfer_cli.errors import ConfigError
 from transfer_cli.optim.layer_scale import Geometric
@@ -74,20 +76,15 @@ def test_a_node_becomes_an_object_of_the_class_that_it_names():
     assert (made.warmup, made.floor) == (0.1, 0.2)
 
 
-def test_a_config_node_is_built_with_its_interpolations_filled_in():
-    config = OmegaConf.create({"peak": 3.0, "scale": {"_target_": GEOMETRIC, "factor": "${peak}"}})
-
-    assert build(config.scale, "scale", Geometric).factor == 3.0
-
-
-def test_nested_nodes_are_built_first():
+def test_nested_nodes_are_built_first_with_their_interpolations_filled_in():
     node = {
         "_target_": "transfer_cli.adaptation.adaptation.Adaptation",
         "plan": {"_target_": "transfer_cli.adaptation.plans.Only", "train": ["head.*"]},
-        "layer_scale": {"_target_": GEOMETRIC, "factor": 2},
+        "layer_scale": {"_target_": GEOMETRIC, "factor": "${peak}"},
     }
+    config = OmegaConf.create({"peak": 2, "adaptation": node})
 
-    made = build(node, "adaptation", object)
+    made = build(config.adaptation, "adaptation", object)
 
     assert made.plan.train == ("head.*",)
     assert made.layer_scale == Geometric(2.0)
@@ -141,6 +138,13 @@ REFUSED = {
         ("Add part.path=VALUE",),
     ),
     "a value left open": ({"name": "???"}, Drawing, ("Add part.name=VALUE",)),
+    "a value left open in a config": (
+        OmegaConf.create({"part": {"name": "???"}}).part, Drawing, ("Add part.name=VALUE",),
+    ),
+    "an interpolation that leads nowhere": (
+        OmegaConf.create({"part": {"_target_": GEOMETRIC, "factor": "${nothing}"}}).part, object,
+        ("part.factor: Interpolation key 'nothing'",),
+    ),
     "the constructor's own complaint": (
         {"_target_": COSINE, "floor": 2.0}, object, ("part: floor must be",),
     ),
@@ -169,12 +173,6 @@ def test_what_cannot_be_built_is_refused_by_its_key(what):
         assert word in message
 
 
-def test_a_value_left_open_in_a_config_is_refused_by_its_full_key():
-    config = OmegaConf.create({"d": {"name": "???"}})
-
-    assert "Add d.name=VALUE" in refusal(config.d, "d", Drawing)
-
-
 def test_a_node_is_good_where_anything_is():
     @dataclass
     class Holder:
@@ -187,12 +185,6 @@ def test_an_argument_that_is_filled_in_later_is_refused():
     message = refusal({"_target_": GEOMETRIC, "factor": 2.0}, "scale", factor=1.0)
 
     assert message == "scale.factor: is filled in when the run starts; leave it out"
-
-
-def test_an_interpolation_that_leads_nowhere_is_refused():
-    config = OmegaConf.create({"scale": {"_target_": GEOMETRIC, "factor": "${nothing}"}})
-
-    assert refusal(config.scale, "scale").startswith("scale.factor: Interpolation key 'nothing'")
 
 
 # --- trust -------------------------------------------------------------------------------------
@@ -212,62 +204,42 @@ def imported(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os.system",
-        "builtins.eval",
-        "subprocess.Popen",
-        "torch.load",
-        "torch.optimistic.Class",
-        "transfer_client.evil.Class",
-        "transfer_cli_evil.Class",
-        "antigravity.Class",
-    ],
-)
-def test_other_packages_are_refused_before_they_are_imported(imported, target):
-    message = refusal({"_target_": target}, "part")
+NOT_TRUSTED = "is not trusted. Name your package with --plugin"
+UNTRUSTED = {
+    **dict.fromkeys(
+        ("os.system", "builtins.eval", "subprocess.Popen", "torch.load", "torch.optimistic.Class",
+         "transfer_client.evil.Class", "transfer_cli_evil.Class", "antigravity.Class"),
+        NOT_TRUSTED,
+    ),
+    **dict.fromkeys(
+        ("transfer_cli.runs.sweep.SweepDirectory", "transfer_cli.runs.tensorboard.SummaryWriter",
+         "transfer_cli.engine.metrics_logger.MetricsLogger", "transfer_cli.cli.os.system",
+         "transfer_cli.config.build.importlib.import_module", "transfer_cli.errors.EXIT_DONE"),
+        "is nothing that a config may build",
+    ),
+    **dict.fromkeys((3, "", "Cosine", ".a.B", "a..B", "a.b c", "a.b.", "import.x"),
+                    "expected package.module.Class"),
+}  # fmt: skip
 
-    assert "is not trusted. Name your package with --plugin" in message
+
+@pytest.mark.parametrize(("target", "said"), UNTRUSTED.items())
+def test_what_no_config_may_name_is_refused_before_it_is_imported(imported, target, said):
+    assert said in refusal({"_target_": target})
     assert imported == []
 
 
 @pytest.mark.parametrize(
-    "target",
+    ("target", "said"),
     [
-        "transfer_cli.runs.sweep.SweepDirectory",
-        "transfer_cli.runs.tensorboard.SummaryWriter",
-        "transfer_cli.engine.metrics_logger.MetricsLogger",
-        "transfer_cli.cli.os.system",
-        "transfer_cli.config.build.importlib.import_module",
-        "transfer_cli.errors.EXIT_DONE",
+        ("transfer_cli.data.readers.Path", NOT_TRUSTED),
+        ("torch.optim.optimizer.defaultdict", NOT_TRUSTED),
+        ("transfer_cli.data.readers.open_file", "open_file is not a class"),
+        ("transfer_cli.data.readers.MAX_LINE_BYTES", "MAX_LINE_BYTES is not a class"),
+        ("transfer_cli.data.fetch.os.system", "there is no module 'transfer_cli.data.fetch.os'"),
     ],
 )
-def test_our_own_that_are_no_parts_are_refused_before_they_are_imported(imported, target):
-    assert f"{target} is nothing that a config may build" in refusal({"_target_": target})
-    assert imported == []
-
-
-@pytest.mark.parametrize(
-    "target", ["transfer_cli.data.readers.Path", "torch.optim.optimizer.defaultdict"]
-)
-def test_what_is_defined_elsewhere_is_not_trusted(target):
-    message = refusal({"_target_": target}, "part")
-
-    assert "is not trusted. Name your package with --plugin" in message
-
-
-@pytest.mark.parametrize(
-    "target", ["transfer_cli.data.readers.open_file", "transfer_cli.data.readers.MAX_LINE_BYTES"]
-)
-def test_only_classes_can_be_named(target):
-    assert refusal({"_target_": target}) == f"part: {target} is not a class"
-
-
-def test_what_a_trusted_module_imports_cannot_be_reached_through_it():
-    message = refusal({"_target_": "transfer_cli.data.fetch.os.system"})
-
-    assert message == "part: there is no module 'transfer_cli.data.fetch.os'"
+def test_what_a_trusted_module_has_besides_its_classes_is_refused(target, said):
+    assert said in refusal({"_target_": target})
 
 
 @dataclass
@@ -341,11 +313,6 @@ def test_a_plugin_that_lacks_a_package_says_which(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("target", [3, "", "Cosine", ".a.B", "a..B", "a.b c", "a.b.", "import.x"])
-def test_a_target_must_be_a_dotted_name(target):
-    assert "expected package.module.Class" in refusal({"_target_": target})
-
-
 # --- types -------------------------------------------------------------------------------------
 
 
@@ -367,24 +334,18 @@ def test_a_whole_number_is_good_for_a_number(value):
     assert number == float(value)
 
 
-@given(not_numbers)
-def test_only_numbers_are_numbers(value):
-    assert complaint(value, float).startswith("key: expected a number, got ")
-
-
-@given(st.floats(allow_nan=False) | not_numbers)
-def test_only_whole_numbers_are_whole_numbers(value):
-    assert complaint(value, int).startswith("key: expected a whole number, got ")
-
-
-@given(numbers | st.text() | st.none())
-def test_only_true_and_false_are_booleans(value):
-    assert complaint(value, bool).startswith("key: expected true or false, got ")
-
-
-@given(numbers | st.booleans() | st.none())
-def test_only_text_is_text(value):
-    assert complaint(value, str).startswith("key: expected text, got ")
+@pytest.mark.parametrize(
+    ("kind", "others", "noun"),
+    [
+        (float, not_numbers, "a number"),
+        (int, st.floats(allow_nan=False) | not_numbers, "a whole number"),
+        (bool, numbers | st.text() | st.none(), "true or false"),
+        (str, numbers | st.booleans() | st.none(), "text"),
+    ],
+)
+@given(data=st.data())
+def test_a_value_of_any_other_kind_is_refused(kind, others, noun, data):
+    assert complaint(data.draw(others), kind).startswith(f"key: expected {noun}, got ")
 
 
 @given(st.lists(st.integers()))
@@ -465,7 +426,7 @@ TEXTS = (
 
 
 def composed(words):
-    overrides = as_overrides(("run=RUN", *words), ("run", "prompt"), "prompt", ("stop",))
+    overrides = as_overrides(("run=RUN", *words), ALL["generate"])
     config = compose.load_config("generate", Request(overrides=overrides))
     check_config(config, "generate")
     return config
@@ -488,7 +449,7 @@ def test_a_text_alone_arrives_as_typed(text):
 @settings(max_examples=500, deadline=None)
 @given(text=st.text(st.sampled_from("$ {}\\'\"a=[],?\n:")))
 def test_hydra_reads_any_text_as_it_was_typed(text):
-    (override,) = as_overrides([f"prompt={text}"], (), "prompt")
+    (override,) = as_overrides([f"prompt={text}"], ALL["generate"])
     (parsed,) = OverridesParser.create().parse_overrides([override])
     config = OmegaConf.create({"prompt": parsed.value()})
     OmegaConf.resolve(config)
@@ -513,17 +474,10 @@ def test_stops_are_one_text_or_a_list_of_them(words, expected):
     assert texts_of(composed(["prompt=x", *words]).stop, "stop") == expected
 
 
-def test_other_keys_are_hydras():
-    assert as_overrides(["run=a", "+x=[1]", "a/b@c=d"], (), "prompt") == (
-        "run=a",
-        "+x=[1]",
-        "a/b@c=d",
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["run=a", "+x=[1]", "a/b@c=d"], ("run=a", "+x=[1]", "a/b@c=d")),
         (["RUN", "in.csv"], ("run='RUN'", "input='in.csv'")),
         (["in.csv", "run=[a,b]"], ("run=[a,b]", "input='in.csv'")),
         (["batch=3", "a, b's run"], ("batch=3", r"run='a, b\'s run'")),
@@ -532,7 +486,7 @@ def test_other_keys_are_hydras():
     ],
 )
 def test_values_without_a_key_have_their_places(words, expected):
-    assert as_overrides(words, ("run", "input"), files="input") == expected
+    assert as_overrides(words, ALL["predict"]) == expected
 
 
 @pytest.mark.parametrize("value", [3, None, True, [3], {"a": "b"}])
@@ -588,34 +542,36 @@ def test_what_is_there_is_meant_whatever_it_is_called(tmp_path, monkeypatch, nam
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
 
-    [word] = with_quotes([f"run={name}"])
+    word, *others = with_quotes([f"run={name}", f"run=none{name}", "seed=1,2"], [])
 
     assert OverridesParser.create().parse_override(word).value() == name
-    assert with_quotes([f"run=none{name}", "seed=1,2"]) == (f"run=none{name}", "seed=1,2")
+    assert others == [f"run=none{name}", "seed=1,2"]
 
 
 # --- flags ---------------------------------------------------------------------------------------
 
 
-def test_overrides_keep_their_order_around_flags():
-    request = parse_request(["a=1", "-m", "b=2", "--config-dir", "own", "c=3"])
+ALL_ASKED = {"asks_help": True, "asks_all": True, "overrides": ("data=table",)}
+TYPED = {
+    "a=1 -m b=2 --config-dir own c=3":
+        {"overrides": ("a=1", "b=2", "c=3"), "multirun": True, "config_dir": Path("own")},
+    "--cfg job --resolve --package loop": {"shows": "config", "resolve": True, "package": "loop"},
+    "--info": {"shows": "defaults"},
+    "--info defaults": {"shows": "defaults"},
+    "--plugin one --plugin=two": {"plugins": ("one", "two")},
+    "resume.strict=true resume=run": {"overrides": ("resume_strict=true", "resume=run")},
+    "hydra.mode=MULTIRUN": {"multirun": True},
+    "+hydra.mode=RunMode.MULTIRUN": {"multirun": True},
+    "hydra.mode=RUN": {"multirun": False},
+    "data=table --help all": ALL_ASKED,
+    "data=table --help=all": ALL_ASKED,
+    "data=table all -h": ALL_ASKED,
+}  # fmt: skip
 
-    assert request.overrides == ("a=1", "b=2", "c=3")
-    assert request.multirun
-    assert request.config_dir == Path("own")
 
-
-def test_what_is_to_be_shown_is_named():
-    request = parse_request(["--cfg", "job", "--resolve", "--package", "loop"])
-
-    assert (request.shows, request.resolve, request.package) == ("config", True, "loop")
-    assert (
-        parse_request(["--info"]).shows == parse_request(["--info", "defaults"]).shows == "defaults"
-    )
-
-
-def test_plugins_may_be_named_more_than_once():
-    assert parse_request(["--plugin", "one", "--plugin=two"]).plugins == ("one", "two")
+@pytest.mark.parametrize(("line", "read"), TYPED.items())
+def test_flags_are_read_around_overrides_in_their_order(line, read):
+    assert vars(parse_request(line.split())).items() >= read.items()
 
 
 def test_the_last_value_of_a_key_counts():
@@ -623,18 +579,6 @@ def test_the_last_value_of_a_key_counts():
 
     assert request.value_of("run.dir") == "b"
     assert request.value_of("run") is None
-
-
-def test_whether_a_resume_is_strict_is_typed_below_resume():
-    words = parse_request(["resume.strict=true", "resume=run"]).overrides
-
-    assert words == ("resume_strict=true", "resume=run")
-
-
-@pytest.mark.parametrize("word", ["hydra.mode=MULTIRUN", "+hydra.mode=RunMode.MULTIRUN"])
-def test_hydras_own_mode_makes_a_sweep_as_our_flag_does(word):
-    assert parse_request([word]).multirun
-    assert not parse_request(["hydra.mode=RUN"]).multirun
 
 
 @pytest.mark.parametrize("override", ["a=b=c", "a='b=c'", 'a="b=c"'])
@@ -671,8 +615,5 @@ def test_what_launchers_set_is_taken(variables):
 def test_what_cannot_be_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"^{name}: "):
         check_variables({**TORCHRUN, name: value})
-
-
-def test_a_number_that_is_none_is_refused_without_the_others():
-    with pytest.raises(ConfigError, match=r"^RANK: 'x' in the environment is no number"):
-        check_variables({"RANK": "x"})
+    with pytest.raises(ConfigError, match=f"^{name}: 'x' in the environment is no number"):
+        check_variables({name: "x"})  # also without the others

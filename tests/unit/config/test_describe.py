@@ -31,10 +31,7 @@ from transfer_cli.config.roles import LEARNS, ROLES, Role, role_of
 from transfer_cli.config.schema import COMMANDS, FinetuneConfig, PretrainConfig
 from transfer_cli.config.suggest import options_with, other_words, suggest_key
 
-
-def option_of(group, name):
-    [match] = [option for option in options() if (option.group, option.name) == (group, name)]
-    return match
+COMPOSING = {name: command for name, command in commands.ALL.items() if command.composes}
 
 
 def names_of(command, group, **how):
@@ -45,20 +42,15 @@ def names_of(command, group, **how):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("# @package _global_\n#\n# What it is\nwidth: 1\n# later\n", "What it is"),
-        ("width: 1\n# later\n", ""),
+        (b"# @package _global_\n#\n# What it is\nwidth: 1\n# later\n", "What it is"),
+        (b"width: 1\n# later\n", ""),
+        (b"# Gr\xf6\xdfe\nwidth: 1\n", "Gr\ufffd\ufffde"),
     ],
 )
 def test_the_description_is_the_first_comment_that_is_no_instruction(tmp_path, text, line):
-    (tmp_path / "option.yaml").write_text(text)
+    (tmp_path / "option.yaml").write_bytes(text)
 
     assert description(tmp_path / "option.yaml") == line
-
-
-def test_the_description_of_a_file_that_is_not_utf8_can_be_read(tmp_path):
-    (tmp_path / "option.yaml").write_bytes(b"# Gr\xf6\xdfe\nwidth: 1\n")
-
-    assert description(tmp_path / "option.yaml") == "Gr\ufffd\ufffde"
 
 
 def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own_folder):
@@ -71,12 +63,9 @@ def test_own_options_are_listed_and_a_packaged_one_of_the_same_name_wins(own_fol
 # --- what means something ----------------------------------------------------------------------
 
 
-def test_tasks_are_hidden_from_pretraining_and_texts_from_fine_tuning():
+def test_what_means_nothing_to_a_command_or_is_ruled_out_by_a_condition_is_hidden():
     assert "trec6" not in names_of("pretrain", "data")
     assert "wikitext103" not in names_of("finetune", "data")
-
-
-def test_what_a_condition_rules_out_is_hidden():
     assert "tiny" in names_of("finetune", "model")
     assert names_of("finetune", "model", without=["model/"]) == []
 
@@ -127,7 +116,9 @@ five: null
 
 
 def test_an_option_names_what_it_is_put_together_from():
-    assert list(option_of("adaptation", "ulmfit").choices()) == [
+    [ulmfit] = [o for o in options() if (o.group, o.name) == ("adaptation", "ulmfit")]
+
+    assert list(ulmfit.choices()) == [
         Choice("adaptation", "", ("full",)),
         Choice("adaptation/plan", "adaptation.plan", ("gradual_unfreezing",)),
         Choice("adaptation/layer_scale", "adaptation.layer_scale", ("geometric_ulmfit",)),
@@ -156,15 +147,11 @@ def test_no_key_stands_in_a_file_and_in_one_that_it_includes():
         assert len(names) == len(set(names)), option.name
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, command in commands.ALL.items() if command.composes]
-)
+@pytest.mark.parametrize("name", COMPOSING)
 def test_the_declared_keys_are_those_of_the_config(name):
     config = load_config(name, Request())
-    plain = {key for key in declared_keys(name) if "." not in key}
 
     assert {key.partition(".")[0] for key in declared_keys(name)} == set(map(str, config))
-    assert plain <= set(map(str, config))
 
 
 def test_a_command_may_say_more_of_a_key_than_others():
@@ -247,33 +234,30 @@ def test_each_word_is_answered_once_and_keys_in_answers_are_keys(section, known)
 
 
 @pytest.mark.parametrize(
-    ("word", "named"),
+    ("words", "named"),
     [
-        ("train", "transfer finetune"), ("test", "transfer evaluate"), ("server", "transfer serve"),
-        ("publish", "transfer push"), ("quantize", "transfer export"), ("pretrian", "'pretrain'"),
-        ("--epochs", "--help"),
+        ("train first", "transfer finetune"), ("test first", "transfer evaluate"),
+        ("server first", "transfer serve"), ("publish first", "transfer push"),
+        ("quantize first", "transfer export"), ("pretrian first", "'pretrain'"),
+        ("--epochs first", "--help"),
+        # No answer leads back to what was typed.
+        ("finetune seed", "type seed=VALUE"),
+        ("finetune losses.lm.weight=0.2", "by +objective@losses.lm=OPTION"),
     ],
 )  # fmt: skip
-def test_a_verb_of_other_programs_is_answered_with_a_command(capsys, word, named):
-    assert main([word, "first"]) == 2
+def test_a_verb_of_other_programs_is_answered_with_a_command(capsys, words, named):
+    assert main(words.split()) == 2
 
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("seed", "type seed=VALUE"), ("losses.lm.weight=0.2", "by +objective@losses.lm=OPTION")],
-)
-def test_no_answer_leads_back_to_what_was_typed(capsys, word, said):
-    assert main(["finetune", word]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_keys_of_own_options_are_known(tmp_path):
+def test_own_options_are_completed_and_their_keys_known(tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "own.yaml").write_text("# Mine\n_target_: a.B\nspread: 3\n")
+    (tmp_path / "model" / "mine.yaml").write_text("# My own\n_target_: a.B\nspread: 3\n")
 
+    offers = completions(f"transfer pretrain --config-dir {tmp_path} model=mi")
+    assert offers == {"model=mine": "My own"}
     assert suggest_key("spread", "pretrain", tmp_path) == " Did you mean 'model.spread'?"
     assert suggest_key("spread", "pretrain") == ""
 
@@ -328,16 +312,9 @@ def test_what_a_resume_changes_names_no_run_and_is_no_other_commands():
 # --- help text -----------------------------------------------------------------------------------
 
 
-COMPOSING = {name: command for name, command in commands.ALL.items() if command.composes}
-ABOUT = {
-    command.typed_as: command
-    for kinds in commands.SUBCOMMANDS.values()
-    for command in kinds.values()
-}
-SHOWN = {
-    **{name: (name, command) for name, command in COMPOSING.items()},
-    **{name: (name.split()[1], command) for name, command in ABOUT.items()},
-}
+SHOWN = {name: (name, command) for name, command in COMPOSING.items()}
+for kinds in commands.SUBCOMMANDS.values():
+    SHOWN |= {command.typed_as: (name, command) for name, command in kinds.items()}
 
 
 @cache
@@ -365,27 +342,19 @@ def test_every_command_has_a_guide_and_there_is_no_other():
 
 
 @pytest.mark.parametrize("typed", SHOWN)
-def test_the_help_begins_with_what_is_changed_most_and_three_examples(typed):
+def test_the_help_begins_with_what_is_changed_most_and_three_examples_and_fits(typed):
     text = help_of(typed)
-    command = SHOWN[typed][1]
 
-    titles = re.findall(r"^(What is .*|Examples|What can .*):$", text, re.MULTILINE)
-    assert titles[0].startswith("What is changed most")
-    assert titles[1] == "Examples"
     assert text.splitlines()[3].startswith("What is changed most")
+    titles = re.findall(r"^(What is .*|Examples|What can .*):$", text, re.MULTILINE)
+    assert titles[1] == "Examples"
     assert 3 <= len(examples_of(typed)) <= 4
-    assert 4 <= len(command.keys) <= 10
+    assert 4 <= len(SHOWN[typed][1].keys) <= 10
     assert all(f"  {line}" in text for line in examples_of(typed))
+    assert fits(text)
 
 
-@pytest.mark.parametrize("typed", SHOWN)
-def test_the_help_fits_two_screens(typed):
-    assert fits(help_of(typed))
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, command in commands.ALL.items() if not command.composes]
-)
+@pytest.mark.parametrize("name", commands.ALL.keys() - COMPOSING.keys())
 def test_the_help_of_a_command_without_a_config_fits_too(name):
     text = str(commands.help_page(name))
 
@@ -416,55 +385,57 @@ def test_what_has_no_room_is_counted():
 
 
 @pytest.mark.parametrize("typed", SHOWN)
-def test_a_group_has_one_line_with_its_default_starred(typed):
-    name, command = SHOWN[typed]
-    shown = help_of(typed).partition("What can be chosen")[2].splitlines()
+def test_a_group_has_one_line(typed):
+    shown = help_of(typed).partition("What can be chosen")[2]
+    groups = re.findall(r"^  ([\w/]+)= ", shown, re.MULTILINE)
 
-    for group in {option.group for option in options_for(name, command)}:
-        lines = [line for line in shown if line.startswith(f"  {group}=")]
-        assert len(lines) <= 1
+    assert len(set(groups)) == len(groups)
 
 
 def test_the_default_stands_first():
     assert re.search(r"^  model= +\*base, bert-base, ", help_of("pretrain"), re.MULTILINE)
 
 
-def test_models_are_offered_where_they_mean_something():
-    assert "  with init=scratch       model=, tokenizer=\n" in help_of("finetune")
-    assert "  model= " not in help_of("finetune")
-    assert "  model= " in help_of("finetune", "init=scratch")
-    assert "  model= " in help_of("pretrain")
-    assert "  model= " not in help_of("pretrain", "init_from=runs/first")
+HELP = {
+    # Options, where they mean something.
+    "finetune": (["  with init=scratch       model=, tokenizer=\n", "  adaptation= "],
+                 ["  model= ", "Keys of"]),
+    "finetune init=scratch": (["  model= "], []),
+    "pretrain": (["  model= "], ["  adaptation= "]),
+    "pretrain init_from=runs/first": (["  adaptation= "], ["  model= "]),
+    # The keys of a part, however it is chosen.
+    "finetune data=table": (["\n  data.train=(needed)             a file, folder, "], []),
+    "finetune adaptation=lora":
+        (["  adaptation.edits.lora.rank=8    r, the rank of an update\n"], []),
+    "finetune adaptation/plan=top_k": (["\n  adaptation.plan.count=2"], []),
+    "finetune +adaptation/edits=[scalar_mix]": (["\n  adaptation.edits.scalar_mix."], []),
+    "finetune +objective@losses.lm=mlm": (["\n  losses.lm.rate=0.15"], []),
+    "finetune +data@streams.more.data=text": (["\n  streams.more.data.train=(needed)"], []),
+    "finetune data=trec6,table -m": (["\n  data.fine=false"], []),
+    "finetune adaptation=lora nonsense=1": (["\n  adaptation.edits.lora.rank=8"], []),
+    "finetune data=tabel": ([], ["Keys of"]),
+    # What was typed, right or wrong.
+    "pretrain loop.batch=7": (["loop.batch=7 "], []),
+    "pretrain nonsense=1": (["transfer pretrain"], []),
+    # The usage.
+    "evaluate": (["transfer evaluate RUN FILE ... [GROUP=OPTION ...] [KEY=VALUE ...]"], []),
+    "predict": (["transfer predict RUN FILE ... [KEY=VALUE ...] [FLAGS]\n"], []),
+    # The keys that a command reads.
+    "plan finetune": (["  plan.steps=null ", "transfer plan finetune: show what a run would train"],
+                      ["run.dir"]),
+    "plan finetune all": (["plan.steps"], ["lr_find"]),
+    "finetune all": ([], ["plan.steps"]),
+    "lr-find finetune all": (["lr_find.start"], []),
+}  # fmt: skip
 
 
-def test_schemes_are_offered_where_there_is_something_to_adapt():
-    assert "  adaptation= " not in help_of("pretrain")
-    assert "  adaptation= " in help_of("pretrain", "init_from=runs/first")
-    assert "  adaptation= " in help_of("finetune")
+@pytest.mark.parametrize(("line", "has", "lacks"), [(line, *texts) for line, texts in HELP.items()])
+def test_the_help_shows_what_means_something_with_what_is_typed(line, has, lacks):
+    typed = max((name for name in SHOWN if f"{line} ".startswith(f"{name} ")), key=len)
+    text = help_of(typed, *line.removeprefix(typed).split())
 
-
-def test_the_keys_of_what_is_chosen_are_shown():
-    text = help_of("finetune", "data=table")
-
-    assert re.search(r"^  data\.train=\(needed\) +a file, folder, ", text, re.MULTILINE)
-    lora = help_of("finetune", "adaptation=lora")
-    assert "  adaptation.edits.lora.rank=8    r, the rank of an update\n" in lora
-    assert "data.label=" not in help_of("finetune").partition("What can be")[2]
-
-
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (["adaptation/plan=top_k"], "adaptation.plan.count=2"),
-        (["+adaptation/edits=[scalar_mix]"], "adaptation.edits.scalar_mix."),
-        (["+objective@losses.lm=mlm"], "losses.lm.rate=0.15"),
-        (["+data@streams.more.data=text"], "streams.more.data.train=(needed)"),
-        (["data=trec6,table", "-m"], "data.fine=false"),
-        (["adaptation=lora", "nonsense=1"], "adaptation.edits.lora.rank=8"),
-    ],
-)
-def test_the_keys_of_a_part_are_shown_however_it_is_chosen(words, key):
-    assert f"\n  {key}" in help_of("finetune", *words)
+    assert [part for part in has if part not in text] == []
+    assert [part for part in lacks if part in text] == []
 
 
 def test_the_help_lists_own_options(own_folder):
@@ -474,33 +445,6 @@ def test_the_help_lists_own_options(own_folder):
     assert "*base, huge, " in short
     assert "Too large for you" in text
     assert "Smaller than ours" not in text
-
-
-def test_the_help_shows_values_under_the_overrides_given():
-    assert "loop.batch=7 " in help_of("pretrain", "loop.batch=7")
-
-
-def test_the_help_shows_in_spite_of_wrong_overrides():
-    assert "transfer pretrain" in help_of("pretrain", "nonsense=1")
-
-
-def test_a_wrong_option_has_no_keys():
-    assert "Keys of" not in help_of("finetune", "data=tabel")
-
-
-def test_the_usage_speaks_of_options_where_there_are_some():
-    assert "transfer evaluate RUN FILE ... [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of(
-        "evaluate"
-    )
-    assert "transfer predict RUN FILE ... [KEY=VALUE ...] [FLAGS]\n" in help_of("predict")
-
-
-def test_a_plan_has_its_own_examples_and_keys():
-    text = help_of("plan finetune")
-
-    assert text.startswith("transfer plan finetune: show what a run would train")
-    assert "  plan.steps=null " in text
-    assert "run.dir" not in text
 
 
 # --- the whole of it ---------------------------------------------------------------------------
@@ -525,20 +469,6 @@ def test_the_whole_help_names_every_option_that_makes_sense(typed):
     for option in options_for(name, command):
         if f"\n  {option.group}=" in text and option.group not in ("experiment", "sweep"):
             assert re.search(rf"^  [* ] {option.name}\b", text, re.MULTILINE), option
-
-
-def test_keys_that_a_command_ignores_are_not_listed():
-    assert "plan.steps" not in help_of("finetune", "all")
-    assert "plan.steps" in help_of("plan finetune", "all")
-    assert "lr_find" not in help_of("plan finetune", "all")
-    assert "lr_find.start" in help_of("lr-find finetune", "all")
-
-
-@pytest.mark.parametrize("words", [["--help", "all"], ["--help=all"], ["all", "-h"]])
-def test_all_is_asked_for_in_several_ways(words):
-    request = parse_request(["data=table", *words])
-
-    assert (request.asks_help, request.asks_all, request.overrides) == (True, True, ("data=table",))
 
 
 def test_every_option_is_of_a_group_that_some_command_takes():
@@ -608,15 +538,7 @@ def folder(tmp_path, monkeypatch):
         ("transfer nonsense ", ""),
         ("transfer plan nonsense ", ""),
         ("transfer finetune 'data=", ""),
-    ],
-)  # fmt: skip
-def test_a_line_is_completed(line, expected, folder):
-    assert set(completions(line)) == set(expected.split())
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
+        # Files and runs.
         ("transfer finetune data.train=", "data.train=runs/ data.train=train.csv"),
         ("transfer predict runs/finetune/one tr", "train.csv"),
         ("transfer predict runs/f", "runs/finetune/"),
@@ -632,18 +554,9 @@ def test_a_line_is_completed(line, expected, folder):
         ("transfer finetune init_from=nowhere/", ""),
         ("transfer generate runs/finetune/one 'a text' max", "max_tokens="),
     ],
-)
-def test_files_and_runs_are_completed(line, expected, folder):
+)  # fmt: skip
+def test_a_line_is_completed(line, expected, folder):
     assert set(completions(line)) == set(expected.split())
-
-
-def test_own_options_are_completed(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("# My own\nwidth: 1\n")
-
-    offers = completions(f"transfer pretrain --config-dir {tmp_path} model=mi")
-
-    assert offers == {"model=mine": "My own"}
 
 
 @pytest.mark.parametrize("name", ["a b", "a;id", "a$(id)", "a\x1b[2J", "a\nb", "a'", "a\udcff"])
@@ -656,14 +569,11 @@ def test_a_name_that_a_shell_or_terminal_would_obey_is_not_offered(name, folder)
     assert not completions("transfer pretrain --config-dir own model=a")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, command in commands.ALL.items() if command.composes]
-)
+@pytest.mark.parametrize("name", COMPOSING)
 def test_every_key_of_a_config_is_offered_and_no_other(name):
-    command = commands.ALL[name]
     config = load_config(name, Request(), keep_hydra=True)
     keys = _Keys(name, Request(), config).all()
-    wanted = {key for key in keys if not key.startswith(command.ignores)}
+    wanted = {key for key in keys if not key.startswith(COMPOSING[name].ignores)}
 
     offers = set()
     for key in wanted:

@@ -177,37 +177,33 @@ def test_a_file_that_is_not_there_is_named():
         request_of("gone.yaml")
 
 
+MIXED = (
+    "adaptation/edits=[lora]",
+    "adaptation/plan=gradual_unfreezing",
+    "adaptation/penalty=l2_sp",
+)
 OWN = {
-    "edits: [lora]\nplan: gradual_unfreezing\npenalty: l2_sp": (),
+    "edits: [lora]\nplan: gradual_unfreezing\npenalty: l2_sp": MIXED,
     "edits: {lora: {rank: 4}}\nplan: gradual_unfreezing\npenalty: l2_sp\noptimizer: {lr: 1e-3}\n"
     "losses: {lm: {objective: clm, weight: 0.2}}": (
-        "adaptation.edits.lora.rank=4", "optimizer.lr=1e-3", "+objective@losses.lm=clm",
+        *MIXED, "adaptation.edits.lora.rank=4", "optimizer.lr=1e-3", "+objective@losses.lm=clm",
         "losses.lm.weight=0.2",
     ),
     "defaults:\n- full\n- override /adaptation/edits: [lora]\n"
-    "- override /adaptation/plan: gradual_unfreezing\n- override /adaptation/penalty: l2_sp": (),
+    "- override /adaptation/plan: gradual_unfreezing\n- override /adaptation/penalty: l2_sp": MIXED,
+    **dict.fromkeys(
+        [f"plan: all\n{left_out}"
+         for left_out in ("penalty: null", "penalty: {}", "edits: null", "edits: {}")],
+        ("adaptation=full", "adaptation/plan=all"),
+    ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["penalty: null", "penalty: {}", "edits: null", "edits: {}"])
-def test_a_scheme_of_ones_own_may_leave_a_group_out(write, text):
-    folder = write(f"plan: all\n{text}", "own/adaptation/mix.yaml").parents[1]
-
-    mixed = config_of("--config-dir", folder, "adaptation=mix")
-
-    assert mixed == config_of("adaptation=full", "adaptation/plan=all")
 
 
 @pytest.mark.parametrize(("text", "words"), OWN.items())
 def test_a_scheme_of_ones_own_is_plain(write, text, words):
     folder = write(text, "own/adaptation/mix.yaml").parents[1]
 
-    mixed = config_of("--config-dir", folder, "adaptation=mix")
-
-    assert mixed == config_of(
-        "adaptation/edits=[lora]", "adaptation/plan=gradual_unfreezing",
-        "adaptation/penalty=l2_sp", *words,
-    )  # fmt: skip
+    assert config_of("--config-dir", folder, "adaptation=mix") == config_of(*words)
 
 
 def test_an_experiment_of_ones_own_is_plain(write):

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -121,7 +121,7 @@ def with_span_f1(folder, adaptation, value):
     ]
     results = {
         "measures": {"test": {"loss": 1.0, "span_f1": value}},
-        "metrics": [metric.as_json() for metric in metrics],
+        "metrics": [asdict(metric) for metric in metrics],
     }
     write_run(folder / adaptation, adaptation=adaptation, results=results, typed=FULL)
 
@@ -710,7 +710,7 @@ def test_a_tie_is_said_and_broken_by_loss_then_by_cost(tmp_path, second, taken, 
 
 def language_model(path, metric, key, value):
     """Write a run that is judged by a metric of running text, with a setting of its own."""
-    metrics = [Metric(metric, higher_is_better=False, unit="perplexity", headline=True).as_json()]
+    metrics = [asdict(Metric(metric, higher_is_better=False, unit="perplexity", headline=True))]
     results = {"measures": {"validation": {metric: float(value)}}, "metrics": metrics}
     write_run(path, command="pretrain", results=results, **{key: value})
 

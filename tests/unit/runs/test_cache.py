@@ -52,24 +52,18 @@ def test_what_decides_an_entry_is_its_name_in_any_order():
     assert digest({"a": 1}) != digest({"a": 2})
 
 
-def flips(path):
-    """Yield the content of a file with one bit changed, for a bit of each byte."""
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        yield whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
-
-
 @pytest.mark.parametrize("name", [FILE, SEAL])
 def test_no_flipped_bit_goes_unnoticed(tmp_path, caplog, name):
     entry = tmp_path / "entry"
     write(entry, "a" * 40)
-    damaged = list(flips(entry / name))
+    whole = (entry / name).read_bytes()
 
-    for content in damaged:
-        (entry / name).write_bytes(content)
+    for place in range(len(whole)):
+        flipped = bytes([whole[place] ^ 1 << place % 8])
+        (entry / name).write_bytes(whole[:place] + flipped + whole[place + 1 :])
         assert made(entry, "a" * 40) == "a" * 40
 
-    assert caplog.text.count("damaged and is made again") == len(damaged)
+    assert caplog.text.count("damaged and is made again") == len(whole)
 
 
 LARGE = np.random.default_rng(0).bytes(2**19 + 12_345)
@@ -184,21 +178,20 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
 # Where nothing may end a run.
 
 
-def asked(entry, writing, refusals):
-    return load_or_make(entry, read, lambda: "computed", writing, refusals.append)
-
-
-def test_what_is_computed_is_written_and_found_again(tmp_path):
-    entry, refusals = tmp_path / "entry", []
-
-    assert asked(entry, partial(write, entry), refusals) == "computed"
-    assert asked(entry, never, refusals) == "computed"
-    assert (read(entry), refusals) == ("computed", [])
-
-
-@pytest.mark.parametrize("name", [FILE, SEAL])
-def test_a_disk_that_is_full_while_an_entry_is_written_hinders_nobody(tmp_path, monkeypatch, name):
-    put = Path.write_text
+@pytest.mark.parametrize(
+    ("name", "place", "refused"),
+    [
+        ("", "entry", []),
+        (FILE, "entry", [errno.ENOSPC]),
+        (SEAL, "entry", [errno.ENOSPC]),
+        ("", "file/entry", [errno.EEXIST]),
+    ],
+)
+def test_a_disk_that_is_full_or_cannot_be_written_hinders_nobody(
+    tmp_path, monkeypatch, name, place, refused
+):
+    (tmp_path / "file").touch()
+    put, refusals, entry = Path.write_text, [], tmp_path / place
 
     def refuse(path, *args, **kwargs):
         if path.name == name:
@@ -206,19 +199,15 @@ def test_a_disk_that_is_full_while_an_entry_is_written_hinders_nobody(tmp_path, 
         return put(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "write_text", refuse)
-    refusals = []
 
-    assert asked(tmp_path / "entry", partial(write, tmp_path / "entry"), refusals) == "computed"
-    assert [error.errno for error in refusals] == [errno.ENOSPC]
-    assert names_in(tmp_path) == []
+    def load(writing):
+        return load_or_make(entry, read, lambda: "computed", writing, refusals.append)
 
-
-def test_a_folder_that_cannot_be_made_hinders_nobody(tmp_path):
-    (tmp_path / "file").touch()
-    refusals = []
-
-    assert asked(tmp_path / "file" / "entry", never, refusals) == "computed"
-    assert len(refusals) == 1
+    assert load(partial(write, entry)) == "computed"
+    assert [error.errno for error in refusals] == refused
+    assert names_in(tmp_path) == (["file"] if refused else ["entry", "file"])
+    if not refused:
+        assert load(never) == read(entry) == "computed"
 
 
 def test_an_error_of_whoever_computes_is_theirs(tmp_path):

@@ -72,19 +72,14 @@ def test_a_state_is_read_as_it_was_written(tmp_path):
     assert optimizer["betas"] == (0.9, 0.99)
 
 
-def test_the_best_weights_are_kept_without_a_state(tmp_path):
-    write_best(tmp_path / "best", 7, weights())
-
-    assert {path.name for path in (tmp_path / "best").iterdir()} == {META, WEIGHTS}
-
-
-def test_writing_again_replaces_and_leaves_nothing_else(tmp_path):
+def test_writing_best_weights_again_replaces_them_and_leaves_nothing_else(tmp_path):
     write_best(tmp_path / "best", 1, weights("old"))
 
     write_best(tmp_path / "best", 2, weights("new"))
 
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
-    assert (tmp_path / "best" / "weights.safetensors").read_text() == "new"
+    assert {path.name for path in (tmp_path / "best").iterdir()} == {META, WEIGHTS}
+    assert (tmp_path / "best" / WEIGHTS).read_text() == "new"
     assert json.loads((tmp_path / "best" / META).read_text())["step"] == 2
 
 
@@ -123,21 +118,19 @@ def test_names_sort_as_their_steps_do(steps):
     assert sorted(steps) == [int(name[5:]) for name in sorted(map(checkpoint.folder_name, steps))]
 
 
+def steps_in(folder):
+    return [checkpoint.step_of(path) for path in find_all(folder)]
+
+
 def test_complete_checkpoints_are_found_oldest_first(tmp_path):
     for step in (10, 2, 300):
         written(tmp_path, step)
     (tmp_path / "step-00000400").mkdir()  # a crash of the file system
     write_best(tmp_path / "best", 2, weights())
-
-    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [2, 10, 300]
-
-
-def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
-    written(tmp_path, 2)
     for other in ("step-two", "step-00000003.bak", "step-3"):
         shutil.copytree(tmp_path / checkpoint.folder_name(2), tmp_path / other)
 
-    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [2]
+    assert steps_in(tmp_path) == [2, 10, 300]
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3]), (9, [1, 2, 3])])
@@ -148,29 +141,26 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path, keep, left):
 
     prune(tmp_path, keep, newest=3)
 
-    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == left
+    assert steps_in(tmp_path) == left
     assert (tmp_path / "best" / META).exists()
 
 
-@pytest.mark.parametrize("harm", [cut, Path.unlink])
-def test_pruning_does_not_count_a_damaged_one(tmp_path, harm):
-    for step in (1, 2, 3):
+@pytest.mark.parametrize(
+    ("harm", "damaged", "keep", "left"),
+    [
+        (cut, 2, 2, [1, 3]),
+        (Path.unlink, 2, 2, [1, 3]),
+        (flip, 4, 1, [3]),  # sizes do not show it: the run was resumed from before it
+    ],
+)
+def test_pruning_does_not_count_a_damaged_one(tmp_path, harm, damaged, keep, left):
+    for step in (1, 2, 4, 3):
         written(tmp_path, step)
-    harm(tmp_path / checkpoint.folder_name(2) / WEIGHTS)
+    harm(tmp_path / checkpoint.folder_name(damaged) / WEIGHTS)
 
-    prune(tmp_path, 2, newest=3)
+    prune(tmp_path, keep, newest=3)
 
-    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [1, 3]
-
-
-def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_path):
-    for step in (4, 6, 5):  # 6 is damaged where sizes do not show it: the run was resumed from 4
-        written(tmp_path, step)
-    flip(tmp_path / checkpoint.folder_name(6) / WEIGHTS)
-
-    prune(tmp_path, 1, newest=5)
-
-    assert [checkpoint.step_of(folder) for folder in find_all(tmp_path)] == [5]
+    assert steps_in(tmp_path) == left
 
 
 # The best weights.
@@ -204,12 +194,6 @@ def test_best_weights_that_are_damaged_or_gone_come_back_from_the_checkpoint(tmp
     assert not path.samefile(folder / "best" / WEIGHTS)
 
 
-def places_of_best(folder):
-    """Return each file of the best weights, by the folder that holds it."""
-    holders = [folder, *find_all(folder)]
-    return {holder.name: (holder / "best" / WEIGHTS).stat().st_ino for holder in holders}
-
-
 @pytest.mark.parametrize("keep", [0, 1, 2, 3])
 def test_no_two_that_are_needed_share_a_file_of_the_best_weights(tmp_path, keep):
     for step in range(1, 13):
@@ -218,7 +202,8 @@ def test_no_two_that_are_needed_share_a_file_of_the_best_weights(tmp_path, keep)
         written(tmp_path, step, best=tmp_path / "best")
         prune(tmp_path, keep, newest=step)
 
-        inode, *others = places_of_best(tmp_path).values()
+        holders = [tmp_path, *find_all(tmp_path)]
+        inode, *others = [(holder / "best" / WEIGHTS).stat().st_ino for holder in holders]
         assert inode not in others
         assert len(set(others[-2:])) == len(others[-2:])
         assert len(set(others)) <= 2 * (step // 4 + 1)  # of one best, two copies are enough
@@ -248,46 +233,29 @@ def test_one_damaged_file_leaves_enough_to_go_on(tmp_path, victim, caplog):
 
 
 def test_best_weights_of_which_every_copy_is_damaged_are_refused(tmp_path):
-    write_best(tmp_path / "best", 1, weights("best"))
-    folder = written(tmp_path, 2, best=tmp_path / "best")
-    for place in (tmp_path, folder):
-        flip(place / "best" / WEIGHTS)
-
-    with pytest.raises(CheckpointError, match=r"best/weights.* is damaged.* no checkpoint holds"):
-        whole_best(tmp_path)
-
-
-def test_the_best_weights_of_another_step_are_not_taken_for_them(tmp_path):
-    write_best(tmp_path / "best", 1, weights("best of 1"))
+    write_best(tmp_path / "best", 1, weights("best of another step"))
     written(tmp_path, 2, best=tmp_path / "best")
     write_best(tmp_path / "best", 3, weights("best of 3"))
     for folder in (tmp_path, written(tmp_path, 4, best=tmp_path / "best")):
         flip(folder / "best" / WEIGHTS)
 
-    with pytest.raises(CheckpointError, match="no checkpoint holds a whole copy"):
+    with pytest.raises(CheckpointError, match=r"best/weights.* is damaged.* no checkpoint holds"):
         whole_best(tmp_path)
 
 
 @pytest.mark.parametrize("harm", [cut, Path.unlink])
-def test_a_checkpoint_takes_nothing_from_one_that_lacks_it(tmp_path, harm):
+def test_a_checkpoint_takes_nothing_that_was_cut_or_lost(tmp_path, harm):
     write_best(tmp_path / "best", 1, weights("best"))
     for step in (2, 3):
         written(tmp_path, step, best=tmp_path / "best")
     harm(tmp_path / checkpoint.folder_name(2) / "best" / WEIGHTS)
 
-    verify(written(tmp_path, 4, best=tmp_path / "best"))
-
-
-@pytest.mark.parametrize("harm", [cut, Path.unlink])
-def test_best_weights_that_were_cut_or_lost_are_not_taken_along(tmp_path, harm):
-    write_best(tmp_path / "best", 1, weights("best"))
-    first = written(tmp_path, 2, best=tmp_path / "best")
+    last = written(tmp_path, 4, best=tmp_path / "best")
+    verify(last)
     harm(tmp_path / "best" / WEIGHTS)
-
     with pytest.raises(CheckpointError, match=r"best.* is damaged"):
-        written(tmp_path, 3, best=tmp_path / "best")
-
-    assert newest_good(tmp_path) == first
+        written(tmp_path, 5, best=tmp_path / "best")
+    assert newest_good(tmp_path) == last
 
 
 def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
@@ -353,24 +321,17 @@ def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, caplog)
     assert second.endswith("trying step 2, with 1 more left")
 
 
-def test_where_all_are_damaged_nothing_is_made_up(tmp_path):
+def test_where_all_are_damaged_nothing_is_made_up_and_whole_best_weights_are_named(tmp_path):
+    assert newest_good(tmp_path / "checkpoints") is None
     for step in (1, 2):
         flip(written(tmp_path, step) / STATE)
 
     with pytest.raises(CheckpointError, match=r"step-00000001.*is damaged.* no other .* is whole"):
         newest_good(tmp_path)
-
-
-def test_where_all_are_damaged_whole_best_weights_are_named_as_a_start(tmp_path):
     write_best(tmp_path / "best", 1, weights("best"))
-    flip(written(tmp_path, 2, best=tmp_path / "best") / STATE)
-
+    flip(written(tmp_path, 3, best=tmp_path / "best") / STATE)
     with pytest.raises(CheckpointError, match=rf"init_from={tmp_path / 'best'}, or remove"):
         newest_good(tmp_path)
-
-
-def test_where_none_was_written_there_is_none(tmp_path):
-    assert newest_good(tmp_path / "checkpoints") is None
 
 
 def test_a_later_format_is_not_taken_for_damage(tmp_path):
@@ -416,19 +377,13 @@ def test_damage_to_a_listed_file_is_found_where_that_file_is_asked_for(tmp_path,
     verify(tmp_path, {WEIGHTS, "model.json"} - {name})
 
 
-def test_a_file_that_is_not_on_the_list_is_refused(tmp_path):
+def test_what_is_not_on_the_list_is_refused_and_while_files_change_there_is_none(tmp_path):
     finished(tmp_path)
 
     with pytest.raises(CheckpointError, match=r"does not list notes\.txt"):
         verify(tmp_path, ["notes.txt"])
-
-
-def test_while_listed_files_change_there_is_no_list(tmp_path):
-    finished(tmp_path)
-
     with checkpoint.listing_files(tmp_path, [WEIGHTS]):
         assert not (tmp_path / META).exists()
-
     assert (tmp_path / META).exists()
 
 
@@ -520,15 +475,6 @@ def test_a_folder_that_cannot_take_the_new_ones_place_leaves_the_old_one(tmp_pat
 # Reading what is not right.
 
 
-@pytest.mark.parametrize("name", [STATE, META])
-def test_a_missing_file_is_named(tmp_path, name):
-    folder = written(tmp_path)
-    (folder / name).unlink()
-
-    with pytest.raises(CheckpointError, match=str(folder)):
-        read_state(folder)
-
-
 @settings(max_examples=25)
 @given(share=st.floats(0, 0.99))
 def test_a_state_that_was_cut_off_is_refused(tmp_path_factory, share):
@@ -540,10 +486,13 @@ def test_a_state_that_was_cut_off_is_refused(tmp_path_factory, share):
         read_state(folder)
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "3", '{"format": "new"}'])
-def test_a_damaged_meta_file_is_refused(tmp_path, content):
+@pytest.mark.parametrize("content", [None, "", "{", "{}", "[]", "3", '{"format": "new"}'])
+@pytest.mark.parametrize("name", [STATE, META])
+def test_a_missing_or_damaged_file_is_named(tmp_path, name, content):
     folder = written(tmp_path)
-    (folder / META).write_text(content)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_text(content)
 
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match=rf"{folder / name} is damaged"):
         read_state(folder)

@@ -86,15 +86,6 @@ def test_a_root_that_cannot_be_written_is_refused(tmp_path):
 # Whose it is.
 
 
-def test_a_run_is_written_by_one_command_at_a_time(tmp_path):
-    run = started(tmp_path / "run")
-
-    with pytest.raises(RunError, match=r"resume: another command is writing to .*run; wait"):
-        RunDirectory(run.path).lock("resume")
-    run.unlock()
-    RunDirectory(run.path).lock("resume")
-
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -106,7 +97,7 @@ sys.stdin.read()
 """
 
 
-def test_the_lock_of_a_killed_command_is_free_again(tmp_path):
+def test_the_lock_of_another_command_is_free_when_it_was_killed(tmp_path):
     run = started(tmp_path / "run")
     run.unlock()
     words = [sys.executable, "-c", HOLD, str(run.path)]
@@ -114,7 +105,7 @@ def test_the_lock_of_a_killed_command_is_free_again(tmp_path):
     with subprocess.Popen(words, text=True, **pipes) as other:
         assert other.stdout.readline() == "held\n"
 
-        with pytest.raises(RunError, match="another command"):
+        with pytest.raises(RunError, match=r"resume: another command is writing to .*run; wait"):
             RunDirectory(run.path).lock("resume")
         other.kill()
         other.wait()
@@ -162,16 +153,26 @@ def test_a_command_that_was_slower_finds_the_run_of_the_other(tmp_path, monkeypa
     RunDirectory(tmp_path / "run").lock("resume")
 
 
-@pytest.mark.parametrize("names", [(), ("model", "overrides.txt"), (".config.yaml.123",)])
-def test_what_a_command_left_that_was_killed_before_its_run_is_no_hindrance(tmp_path, names):
-    killed = RunDirectory.create(tmp_path / "run")
-    killed.unlock()
+@pytest.mark.parametrize(
+    ("is_marked", "names"),
+    [
+        (True, []),
+        (True, ["model", "overrides.txt"]),
+        (True, [".config.yaml.123"]),
+        (False, [".lock", ".status.json.4711"]),
+    ],
+)
+def test_what_a_command_left_that_was_killed_before_its_run_is_no_hindrance(
+    tmp_path, is_marked, names
+):
+    if is_marked:
+        RunDirectory.create(tmp_path).unlock()
     for name in names:
-        (killed.path / name).mkdir() if name == "model" else (killed.path / name).touch()
+        (tmp_path / name).mkdir() if name == "model" else (tmp_path / name).touch()
 
-    run = RunDirectory.create(tmp_path / "run")
+    RunDirectory.create(tmp_path)
 
-    assert {entry.name for entry in run.path.iterdir()} == {".lock", "status.json"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {".lock", "status.json"}
 
 
 def test_a_directory_that_cannot_even_be_marked_is_not_left_behind(tmp_path, monkeypatch):
@@ -183,13 +184,6 @@ def test_a_directory_that_cannot_even_be_marked_is_not_left_behind(tmp_path, mon
         RunDirectory.create(tmp_path / "run")
 
     assert not (tmp_path / "run").exists()
-
-
-def test_a_kill_before_the_mark_is_no_hindrance_either(tmp_path):
-    (tmp_path / ".lock").touch()
-    (tmp_path / ".status.json.4711").touch()
-
-    RunDirectory.create(tmp_path)
 
 
 @pytest.mark.parametrize("mark", [None, "running", "starting"])
@@ -239,38 +233,28 @@ def test_a_started_run_says_what_it_is(tmp_path):
 
 
 def test_a_status_has_a_reason_where_there_is_one(tmp_path):
-    run = started(tmp_path / "run")
+    run = RunDirectory(tmp_path)
+    assert run.read_status() == "unknown"
 
     run.set_status("failed", "no space")
-
     assert json.loads(run.status.read_text()) == {"status": "failed", "reason": "no space"}
     run.set_status("finished")
     assert json.loads(run.status.read_text()) == {"status": "finished"}
 
 
-def test_a_run_without_a_status_is_unknown(tmp_path):
-    assert RunDirectory(tmp_path).read_status() == "unknown"
-
-
-def test_a_discarded_run_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("others", [[], ["thesis.tex"]])
+def test_a_discarded_run_leaves_nothing_but_what_is_not_of_it(tmp_path, others):
     run = started(tmp_path / "run")
     for folder in (run.tensorboard, run.analyses):
         folder.mkdir()
         (folder / "something").touch()
-    run.metrics.touch()
+    for name in ("metrics.jsonl", *others):
+        (run.path / name).touch()
 
     run.discard()
 
-    assert not run.path.exists()
-
-
-def test_discarding_a_run_leaves_what_is_not_of_it(tmp_path):
-    run = started(tmp_path / "run")
-    (run.path / "thesis.tex").touch()
-
-    run.discard()
-
-    assert [path.name for path in run.path.iterdir()] == ["thesis.tex"]
+    assert [path.name for path in run.path.glob("*")] == others
+    assert run.path.exists() == bool(others)
 
 
 def test_a_kill_while_a_run_is_discarded_is_no_hindrance(tmp_path, monkeypatch):
@@ -296,16 +280,11 @@ def test_a_kill_while_a_run_is_discarded_is_no_hindrance(tmp_path, monkeypatch):
 # Finding a model in one.
 
 
-def with_model(tmp_path):
+def test_a_model_is_found_from_the_run_its_model_folder_and_its_checkpoints(tmp_path):
     run = started(tmp_path / "run")
     run.model.mkdir()
     (run.model / "model.json").touch()
-    (run.checkpoints / "best").mkdir(parents=True)
-    return run
-
-
-def test_a_model_is_found_from_the_run_its_model_folder_and_its_checkpoints(tmp_path):
-    run = with_model(tmp_path)
+    run.best.mkdir(parents=True)
 
     assert model_folders(run.path, "init_from") == (run.model, run.model)
     assert model_folders(run.model, "init_from") == (run.model, run.model)
@@ -400,17 +379,6 @@ def test_the_lock_of_a_machine_that_died_is_free_after_a_while(tmp_path, shared,
 
 
 @pytest.mark.parametrize("shared", ["no locks"], indirect=True)
-def test_the_lock_of_a_process_of_this_machine_that_died_is_free_at_once(tmp_path, shared):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    holder_of(tmp_path / "lock").write_text(f"{locks._machine()} {ended.pid} 1 1")
-
-    lock = Lock(tmp_path / "lock")
-    assert lock.take()
-    lock.release()
-
-
-@pytest.mark.parametrize("shared", ["no locks"], indirect=True)
 def test_a_holder_that_has_not_yet_written_its_name_is_not_robbed(tmp_path, shared):
     holder_of(tmp_path / "lock").write_text("")
     threading.Timer(0.1, holder_of(tmp_path / "lock").write_text, ("one 1 1 1",)).start()
@@ -419,8 +387,10 @@ def test_a_holder_that_has_not_yet_written_its_name_is_not_robbed(tmp_path, shar
 
 
 @pytest.mark.parametrize("shared", ["no locks"], indirect=True)
-def test_of_many_that_find_a_dead_holder_one_gets_the_lock(tmp_path, shared):
-    holder_of(tmp_path / "lock").write_text(f"{locks._machine()} {2**22 + 1} 1 1")
+def test_of_many_that_find_a_holder_of_this_machine_that_died_one_gets_the_lock(tmp_path, shared):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    holder_of(tmp_path / "lock").write_text(f"{locks._machine()} {ended.pid} 1 1")
     attempts, start = [], threading.Barrier(8)
 
     def take():
@@ -720,35 +690,27 @@ def test_fuzz_small_files(tmp_path_factory, content):
 # --- sweep ---------------------------------------------------------------------------------------
 
 
+REQUEST = SweepRequest("finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00")
+
+
 @pytest.fixture
 def sweep(tmp_path):
     folder = SweepDirectory(tmp_path / "sweep")
-    folder.write_request(SweepRequest("finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00"))
+    folder.write_request(REQUEST)
     return folder
-
-
-def test_what_is_written_is_read_again(sweep):
-    job = SweepJob(3, ("seed=1",), ("data=trec6", "seed=1"), JobState.DONE, None, 12.5, 0.25)
-    sweep.write_job(job)
-
-    assert sweep.jobs() == [job]
-    assert sweep.read_request() == SweepRequest(
-        "finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00"
-    )
 
 
 def test_the_file_of_a_job_holds_plain_words(sweep):
     """Earlier versions wrote the same, so a sweep that they began goes on."""
-    written = (
-        '{"number": 4, "overrides": ["seed=1"], "words": ["data=trec6", "seed=1"], '
-        '"outcome": "failed", "reason": "no memory", "seconds": 2.5, "value": null}'
-    )
-    (sweep.path / "job-4.json").write_text(written)
+    job = SweepJob(4, ("seed=1",), ("data=trec6", "seed=1"), JobState.FAILED, "no memory", 2.5)
 
-    [job] = sweep.jobs()
-    assert (job.outcome, job.reason, job.seconds) == (JobState.FAILED, "no memory", 2.5)
     sweep.write_job(job)
-    assert json.loads((sweep.path / "job-4.json").read_text()) == json.loads(written)
+
+    assert json.loads((sweep.path / "job-4.json").read_text()) == {
+        "number": 4, "overrides": ["seed=1"], "words": ["data=trec6", "seed=1"],
+        "outcome": "failed", "reason": "no memory", "seconds": 2.5, "value": None,
+    }  # fmt: skip
+    assert (sweep.jobs(), sweep.read_request()) == ([job], REQUEST)
 
 
 def test_a_job_is_called_by_what_varies(sweep, tmp_path):

@@ -1,15 +1,15 @@
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from transfer_cli.errors import DataError
+from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.slices import Slice
 
 TEXTS = [("What is it ?",), ("How many 7 are there here ?",), ("", "who")]
 CELLS = {"source": ["web", "mail", "web"], "year": ["1999", "2001", "2001"],
          "flag": ["true", "True", "no"], "score": ["0.50", "", "5e-1"]}  # fmt: skip
-ITEM = {"label": "a", "predicted": "b", "probability": 0.5, "text": "", "loss": 1.0, "targets": 1}
 
 
 def mask(**said):
@@ -31,30 +31,24 @@ def test_examples_are_in_it_that_fulfil_all_that_is_said():
 
 @pytest.fixture
 def items(tmp_path):
-    def write(rows):
-        path = tmp_path / "items.jsonl"
-        path.write_text("".join(f"{json.dumps(row | ITEM | extra)}\n" for row, extra in rows))
-        return str(path)
+    """Return how to write what a run predicted of examples, whose label is "a"."""
+
+    def write(*predicted):
+        items = [Item("test", at, "a", said, 0.5, "", 1.0, 1) for at, said in enumerate(predicted)]
+        others = [replace(item, split="validation", predicted="b") for item in items]
+        write_items(tmp_path / "items.jsonl", [*items, *others])
+        return str(tmp_path / "items.jsonl")
 
     return write
 
 
-def rows_of(*predicted):
-    return [
-        ({"split": "test", "index": number}, {"predicted": said})
-        for number, said in enumerate(predicted)
-    ]
-
-
 def test_what_an_earlier_run_had_wrong(items):
-    path = items([*rows_of("a", "b", "a"), ({"split": "validation", "index": 0}, {})])
-
-    assert mask(file=path) == [False, True, False]
+    assert mask(file=items("a", "b", "a")) == [False, True, False]
 
 
 def test_the_items_of_other_examples_are_refused(items):
     with pytest.raises(DataError, match="is of 2 examples of test, and here are 3; have it"):
-        mask(file=items(rows_of("a", "b")))
+        mask(file=items("a", "b"))
     with pytest.raises(DataError, match="nowhere cannot be read"):
         mask(file="nowhere")
 

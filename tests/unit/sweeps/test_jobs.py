@@ -131,6 +131,15 @@ def test_values_are_typed_as_hydra_has_them(typed, lengths):
     assert sorted(config.data.length for config in configs) == lengths
 
 
+def test_equal_values_are_one_job_which_is_said(caplog):
+    configs, _, _ = run(["-m", "seed=0,1,0", "optimizer.lr=1e-3,0.001"])
+
+    assert [config.seed for config in configs] == [0, 1]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records[:2]] == [
+        "seed=0,1,0", "optimizer.lr=1e-3,0.001",
+    ]  # fmt: skip
+
+
 def test_a_pattern_stands_for_options_ours_and_ones_own(tmp_path):
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "tiniest.yaml").write_text(
