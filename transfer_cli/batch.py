@@ -276,14 +276,18 @@ def is_padded(batch: Batch) -> bool:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on `device`; the host does not wait for the copies."""
-    if device.type == "cuda":
-        # Copies from memory that is not pinned wait for the device.
-        stays = {k for k, v in batch.items() if v.is_cuda or k.startswith(_ON_HOST)}
-        batch = {k: v if k in stays else v.pin_memory() for k, v in batch.items()}
     return {
         key: value if key.startswith(_ON_HOST) else value.to(device, non_blocking=True)
-        for key, value in batch.items()
+        for key, value in to_pinned(batch, device).items()
     }
+
+
+def to_pinned(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch where a GPU reads it by itself: copies of other memory wait for the GPU."""
+    if device.type != "cuda":
+        return batch
+    stays = {k for k, v in batch.items() if v.is_cuda or k.startswith(_ON_HOST)}
+    return {k: v if k in stays else v.pin_memory() for k, v in batch.items()}
 
 
 def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from tests import recorded_graph, tiny
 from transfer_cli.adaptation.edits import IA3, Adapters, GatedPrefix, LoRA, MixLayers, PALs
 from transfer_cli.adaptation.penalties import L2SP, Start
 from transfer_cli.adaptation.plans import GradualUnfreezing
-from transfer_cli.batch import with_facts, with_padded_facts
+from transfer_cli.batch import to_device, with_facts, with_padded_facts
 from transfer_cli.engine import pass_graphs
 from transfer_cli.engine.pass_graphs import PassGraphs
 from transfer_cli.errors import ConfigError
@@ -60,6 +60,17 @@ def test_captured_passes_train_the_same_weights(edit, graphs):
     assert_close(measured, expected, rtol=1e-4, atol=1e-5)
     assert captured_lengths == lengths
     assert_close(captured_weights, weights, rtol=1e-3, atol=1e-4)
+
+
+def test_a_captured_pass_is_given_its_batch_once(graphs, monkeypatch):
+    copies = []
+    monkeypatch.setattr(
+        pass_graphs, "to_device", lambda batch, device: copies.append(1) or to_device(batch, device)
+    )
+
+    _, passes, _ = trained(captured=True)
+
+    assert len(graphs) < len(copies) <= 2 * len(graphs) + 1 < len(passes)
 
 
 @pytest.mark.parametrize(
