@@ -313,11 +313,12 @@ def train_step(
     )
 
 
-def _parallel(trained: TransferModel, losses: Sequence[Loss]) -> Parallel | None:
+def _parallel(trained: TransferModel, losses: Sequence[Loss]) -> Parallel:
     if is_sharded(trained):
         return Sharded(trained)
-    several = len({loss.stream for loss in losses}) > 1
-    return Replicated(trained, some_unused=several) if distributed.world_size() > 1 else None
+    if distributed.world_size() == 1:
+        return Parallel(trained)
+    return Replicated(trained, some_unused=len({loss.stream for loss in losses}) > 1)
 
 
 @dataclass

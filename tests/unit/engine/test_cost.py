@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.assembly.run import attach_tally
-from transfer_cli.batch import with_facts, with_packed_rows
+from transfer_cli.batch import IdleBatch, split_batch, with_facts, with_packed_rows
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.cost import pairs_seen, prices_of, training_flops
 from transfer_cli.model.backbone import Backbone
@@ -32,6 +32,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.with_teachers import SourceDistillation
 from transfer_cli.tasks.choice.task import MultipleChoice
+from transfer_cli.tasks.similarity.contrastive import Contrastive
 
 SHAPES = {
     "bert": {
@@ -286,6 +287,20 @@ def test_padding_is_done_and_is_not_real():
     # Only attention computes padding; the rest sees five of the eight tokens.
     assert 0.5 * flops[0].done < flops[1].done < flops[0].done
     assert flops[1].real < flops[1].done
+
+
+@pytest.mark.parametrize("objective", [CausalLM(), Classification(dropout=0.0), Contrastive()])
+def test_what_only_keeps_step_with_other_processes_is_done_and_is_not_real(objective):
+    step, flops = step_of("gpt2", "full", objective), []
+    pairs = isinstance(objective, Contrastive)
+    micros = split_batch(tiny.all_of(tiny.pairs(8)) if pairs else batch_of(objective), 4)
+
+    for number, idle in enumerate(([], [IdleBatch(split_batch(micros[0], 1)[0])])):
+        step([{"main": micro} for micro in micros + idle], number)
+        flops.append(step.tally.take_flops())
+
+    assert flops[0].done < flops[1].done
+    assert flops[0].real == flops[1].real
 
 
 def test_kept_states_leave_the_head_alone():

@@ -432,10 +432,12 @@ class Endless(Classification):
         return sums
 
 
-def test_a_step_whose_loss_is_infinite_is_skipped_though_its_gradient_is_not():
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+def test_a_step_whose_loss_is_infinite_is_skipped_though_its_gradient_is_not(kind):
     objective, data = Endless(), tiny.Questions()
     model = tiny.model(objective)
-    step = tiny.train_step(model, objective, tiny.Recipe())
+    step = tiny.train_step(model, objective, tiny.Recipe(precision=Precision(kind, CPU)))
+    step._scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=kind == "fp16")
     before = tiny.weights_of(model)
 
     bad = step([{"main": data.batch(np.array([1, 2]))}], 0)
