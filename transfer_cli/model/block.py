@@ -101,12 +101,13 @@ FEED_FORWARDS: dict[str, type[FeedForward]] = {"mlp": MLP, "gated": GatedMLP}
 class Block(nn.Module):
     """Attention, then feed-forward, each with its norm, dropout and residual sum.
 
-    It has a norm before each sub-layer; a subclass is another residual form. `sites` holds two modules, one on the output of each sub-layer
-    after its dropout and before the residual sum. They start as `nn.Identity`, and edits replace
-    them. `nn.Identity` has no parameters, so a plain and an edited model share their state-dict
-    keys. Two more are there only if an edit has put them: `beside_feed_forward` reads what the
-    feed-forward layer reads, `beside_block` what the attention reads, and the attention's inputs.
-    The output of both is added to the update by the feed-forward layer.
+    It has a norm before each sub-layer; a subclass is another residual form. `sites` holds two
+    modules, one on the output of each sub-layer after its dropout and before the residual sum. They
+    start as `nn.Identity`, and edits replace them. `nn.Identity` has no parameters, so a plain and
+    an edited model share their state-dict keys. Two more are there only if an edit has put them:
+    `beside_feed_forward` reads what the feed-forward layer reads, `beside_block` what the attention
+    reads, and the attention's inputs. The output of both is added to the update by the feed-forward
+    layer.
     """
 
     norms_follow: ClassVar[bool] = False

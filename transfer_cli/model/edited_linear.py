@@ -48,11 +48,9 @@ class Factors(RowChange):
         self.weight = nn.Parameter(torch.ones(rows.stop - rows.start))
 
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
-        """Multiply the output."""
         out.mul_(self.weight)
 
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Multiply the rows of the weight and the bias."""
         weight.mul_(self.weight[:, None])
         if bias is not None:
             bias.mul_(self.weight)

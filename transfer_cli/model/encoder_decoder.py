@@ -27,7 +27,6 @@ class Stack(Backbone):
         self._owner = (owner,)
 
     def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Return the embeddings of tokens alone, `[B, T, E]`."""
         return self._owner[0].embed_tokens(tokens_BT)
 
 
@@ -61,7 +60,6 @@ class EncoderDecoder(Backbone):
         return nn.ModuleList([*self.encoder.blocks, *self.decoder.blocks])
 
     def reinitialise_top(self, count: int) -> None:
-        """Reinitialise the top blocks of the decoder; see `Backbone`."""
         self.decoder.reinitialise_top(count)
 
     def encode(self, source: SourceText) -> SourceText:
@@ -80,12 +78,9 @@ class EncoderDecoder(Backbone):
         source: SourceText | None = None,
         **options: object,
     ) -> list[Tensor]:
-        """Return the L + 1 hidden states of the decoder, each `[B, T, D]`; see `Backbone`.
+        """Return the decoder's hidden states; a source is encoded if it has none yet.
 
-        Args:
-            segment_BT: Not read: there are two stacks.
-            source: What it is written from; it is encoded if it has no states yet.
-            options: As in `Backbone.forward`.
+        The other arguments are those of `Backbone`, without segments: there are two stacks.
         """
         if source is None:
             raise ValueError("an encoder-decoder needs a source")

@@ -38,15 +38,12 @@ class LowRank(RowChange):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
-        """Add the update."""
         out.add_(self.update(hidden))
 
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Add scale x B A."""
         weight.add_(self.matrix())
 
     def add_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> None:
-        """Count A, then B."""
         down, up = counter.trains(self.down), counter.trains(self.up)
         counter.add(unit, self.down.numel(), needs_grad=needs_grad, trains=down)
         counter.add(unit, self.up.numel(), needs_grad=needs_grad or down, trains=up)
@@ -76,7 +73,6 @@ class Decomposed(LowRank):
             self.magnitude.data = _norm_of_rows(weight[rows].detach())
 
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
-        """Replace the product of these rows; the bias stays."""
         gain = self._gain(linear.weight[self.rows])
         plain = out.clone() if linear.bias is None else out - linear.bias[self.rows]
         # As a difference: at a gain of 1 the plain output stays as it is, to the last bit. Dropout
@@ -84,7 +80,6 @@ class Decomposed(LowRank):
         out.add_((gain - 1) * plain + gain * self.update(hidden))
 
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Replace these rows of the weight."""
         weight.copy_(self._gain(weight)[:, None] * (weight + self.matrix()))
 
     def _gain(self, weight: Tensor) -> Tensor:

@@ -49,7 +49,6 @@ class FullAttention(AttentionPattern):
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return those of the one kind."""
         if cached:
             seen = cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device)
             inputs = AttentionInputs(seen, earlier=cached)
@@ -105,7 +104,6 @@ class SparseAttention(AttentionPattern):
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return inputs without masks."""
         if prefix_B is not None:
             raise ConfigError(
                 "model.attention: strided and fixed are causal, so that a prefix cannot see all of "
