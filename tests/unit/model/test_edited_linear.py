@@ -24,7 +24,7 @@ from transfer_cli.model.added import (
     unmergeable_edits,
     unmerged_parameters,
 )
-from transfer_cli.model.ia3 import add_ia3
+from transfer_cli.model.edited_linear import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, add_lora
 from transfer_cli.objectives.causal_lm import CausalLM
 
