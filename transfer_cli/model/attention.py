@@ -347,11 +347,10 @@ class CrossAttention(Attention):
         if source is None or source.states is None:
             raise ValueError("a decoder reads a source, and it is not encoded")
         query = self._split_heads(unpack(self.query(hidden_BTD), inputs.packing))
-        key_value = None if cache is None else cache.source_kv
-        if key_value is None:
+        key_value = [] if cache is None else cache.source_kv
+        if not key_value:
             projected = unpack(self.key_value(source.states), source.packing)
-            key, value = map(self._split_heads, projected.chunk(2, dim=2))
-            key_value = key, value
+            key_value = [*map(self._split_heads, projected.chunk(2, dim=2))]
             if cache is not None:
                 cache.source_kv = key_value
         seen_B11S = source.mask[:, None, None] if source.padded else None

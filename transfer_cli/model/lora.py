@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.block import Block
 from transfer_cli.model.dropout import Dropout
-from transfer_cli.model.edited_linear import EditedLinear, RowChange, as_edited
+from transfer_cli.model.edited_linear import RowChange, as_edited
 from transfer_cli.model.products import ProductCounter
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
@@ -110,23 +110,18 @@ def add_lora(
     if any(isinstance(module, LowRank) for module in block.modules()):
         raise ValueError("it has LoRA already; give all targets to one LoRA")
 
-    def with_updates(linear: nn.Linear, parts: Mapping[str, slice]) -> EditedLinear:
-        layer = as_edited(linear)
-        for name, rows in parts.items():
-            layer.lora[name] = make(layer.weight, rows).to(layer.weight)
-        return layer
-
-    def with_update(linear: nn.Linear) -> EditedLinear:
-        return with_updates(linear, {"all": slice(0, linear.out_features)})
+    def update(owner: nn.Module, name: str, parts: Mapping[str, slice] | None = None) -> None:
+        layer = as_edited(getattr(owner, name))
+        for part, rows in (parts or {"all": slice(0, layer.out_features)}).items():
+            layer.lora[part] = make(layer.weight, rows).to(layer.weight)
+        setattr(owner, name, layer)
 
     for attention in block.attentions:
         for name, rows in attention.projections.items():
-            parts: dict[str, slice] = {n: part for n, part in rows.items() if n in targets}
-            if parts:
-                setattr(attention, name, with_updates(getattr(attention, name), parts))
+            if parts := {part: rows[part] for part in rows if part in targets}:
+                update(attention, name, parts)
         if "output" in targets:
-            attention.output = with_update(attention.output)
-    feed_forward = block.feed_forward
+            update(attention, "output")
     if "feed_forward" in targets:
-        feed_forward.inner = with_update(feed_forward.inner)
-        feed_forward.output = with_update(feed_forward.output)
+        update(block.feed_forward, "inner")
+        update(block.feed_forward, "output")
