@@ -27,8 +27,7 @@ CASES = {
 def at_work(case):
     objective, data, changes = CASES[case]
     objective = objective()
-    model = tiny.model(objective, **changes)
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(objective, **changes))
     return model, objective, data()
 
 

@@ -25,8 +25,7 @@ class Mixed(nn.Module):
 
 
 def trained(pooling="mean", readout=None, **changes):
-    model = tiny.model(Classification(pooling), dropout=0.3, **changes)
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(Classification(pooling), dropout=0.3, **changes))
     if readout is not None:
         model.readout = readout
     return model.eval()
@@ -201,8 +200,7 @@ def test_features_of_a_gpu_can_stay_there():
 def test_examples_of_several_texts_have_features_as_well(kept):
     pooling = kept or "mean"
     objective, data = MultipleChoice(pooling), tiny.groups(20)
-    model = tiny.model(objective).eval()
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(objective).eval())
     features = cached(data, model, pooling=kept)
     calls = calls_of(model)
 

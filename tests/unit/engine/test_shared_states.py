@@ -160,9 +160,7 @@ def features(folder, data=None, model=None, batch=7, layers=(-1,), circumstances
 
 
 def lively(seed=0, **changes):
-    model = tiny.model(Classification(), **changes)
-    tiny.lively(model, seed)
-    return model
+    return tiny.lively(tiny.model(Classification(), **changes), seed)
 
 
 def test_a_run_on_shared_features_is_that_on_its_own_to_the_last_bit(tmp_path):

@@ -64,9 +64,7 @@ def after_five_steps(case, sizes, *, double):
     recipe = tiny.Recipe(rate=1e-2 if double else 0.5, clip=0.05, optimizer=optimizer, total=5)
     step, order = tiny.train_step(model, objective, recipe), StepSampler(len(data), 32, seed=0)
     # Dropout of the classifier would differ: it is drawn by the micro-batch.
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    tiny.without_dropout(model)
     reports = []
     for number in range(5):
         portions = in_sizes(order.indices(number), SIZES[sizes])
@@ -223,9 +221,7 @@ def pulled_step(portions, strength=0.3):
     penalty.start(Start(model, frozenset(names), lambda *_: {}))
     anchors = tiny.weights_of(model)
     tiny.lively(model)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    tiny.without_dropout(model)
     before = tiny.weights_of(model)
     recipe = tiny.Recipe(optimizer=torch.optim.SGD, rate=1.0)
     micros = [{"main": data.batch(portion)} for portion in portions]
@@ -631,8 +627,7 @@ def short_lanes(monkeypatch):
 def scored(by, tokens, stride, batch=4, **changes):
     """Return the loss of a text, and the sum of those of its blocks."""
     objective = CausalLM()
-    model = tiny.model(objective, **XL, **changes)
-    tiny.lively(model, std=0.5)
+    model = tiny.lively(tiny.model(objective, **XL, **changes), std=0.5)
     data = tiny.blocks(600, stride)
     data = data if by == "memory" else replace(data, history=tokens)
     split, results = Split("test", data, context=TextContext(by, tokens, stride)), EachExample()

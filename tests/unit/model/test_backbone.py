@@ -115,8 +115,7 @@ def test_any_shape_has_the_size_of_the_formula(**changes):
 @pytest.mark.parametrize("position_kind", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("padded", [True, False])
 def test_changing_a_token_changes_no_causal_state_before_it(residual, position_kind, padded):
-    backbone = tiny.backbone(residual=residual, position_kind=position_kind).eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(residual=residual, position_kind=position_kind).eval())
     tokens = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens, dtype=torch.bool)
     changed = tokens.clone()
@@ -131,8 +130,7 @@ def test_changing_a_token_changes_no_causal_state_before_it(residual, position_k
 
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_changing_a_token_changes_bidirectional_states_before_it(residual):
-    backbone = tiny.backbone(residual=residual, direction="bidirectional").eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(residual=residual, direction="bidirectional").eval())
     tokens = torch.full((1, 12), 9)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     changed = tokens.clone()
@@ -151,8 +149,7 @@ def test_changing_a_token_changes_bidirectional_states_before_it(residual):
     ids=str,
 )
 def test_padding_and_company_change_no_real_state_and_keep_gradients_finite(side, direction, shape):
-    backbone = tiny.backbone(direction=direction, **shape)
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(direction=direction, **shape))
     row = torch.tensor([[7, 11, 30, 8, 9]])
     alone = backbone(row, torch.ones_like(row, dtype=torch.bool))[-1]
     long = torch.arange(5, 17)[None]
@@ -239,8 +236,7 @@ def test_embeddings_are_scaled_up_to_sinusoids():
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
 def test_tutorial_is_post_with_its_norms_shifted_by_one_place(direction):
-    tutorial = tiny.backbone(residual="tutorial", direction=direction).eval()
-    tiny.lively(tutorial)
+    tutorial = tiny.lively(tiny.backbone(residual="tutorial", direction=direction).eval())
     post = tiny.backbone(residual="post", direction=direction).eval()
     fills = {name: value.clone() for name, value in tutorial.state_dict().items()}
     norms = [
@@ -299,8 +295,7 @@ def test_fresh_weights_have_their_documented_spread(residual):
 @pytest.mark.parametrize("residual", RESIDUALS)
 def test_top_blocks_drawn_anew_are_as_at_birth(residual):
     changes = {"width": 128, "feedforward": 256, "depth": 3, "residual": residual}
-    backbone = tiny.backbone(**changes)
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(**changes))
     before = tiny.weights_of(backbone)
 
     backbone.reinitialise_top(2)
@@ -324,8 +319,7 @@ def test_a_model_needs_its_direction_settled():
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_positions_that_restart_are_those_of_a_text_that_begins(padded):
-    backbone = tiny.backbone(direction="bidirectional").eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(direction="bidirectional").eval())
     tokens = torch.randint(5, 48, (2, 7), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1, 6:] = not padded

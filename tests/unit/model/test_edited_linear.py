@@ -174,8 +174,7 @@ def test_rows_of_dora_have_their_magnitudes_at_first_and_after_each_step(shape):
 
 
 def test_dora_is_m_times_the_direction_and_the_bias_stays():
-    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
-    tiny.lively(layer)
+    layer = tiny.lively(with_lora(("output",), kind=Decomposed).blocks[0].attention.output)
     update, hidden = layer.lora["all"], torch.randn(5, 16)
 
     out = layer(hidden)
@@ -186,8 +185,7 @@ def test_dora_is_m_times_the_direction_and_the_bias_stays():
 
 
 def test_the_norm_of_dora_is_a_constant_to_the_backward_pass():
-    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
-    tiny.lively(layer)
+    layer = tiny.lively(with_lora(("output",), kind=Decomposed).blocks[0].attention.output)
     update, hidden = layer.lora["all"], torch.randn(5, 16)
 
     layer(hidden).sum().backward()
@@ -200,8 +198,7 @@ def test_the_norm_of_dora_is_a_constant_to_the_backward_pass():
 
 
 def test_dora_learns_all_of_it_though_torch_keeps_what_it_casts(monkeypatch):
-    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
-    tiny.lively(layer)
+    layer = tiny.lively(with_lora(("output",), kind=Decomposed).blocks[0].attention.output)
 
     with EarlierAutocast(monkeypatch):
         layer(torch.ones(3, 16)).float().square().sum().backward()
@@ -278,8 +275,7 @@ def test_factors_multiply_keys_and_values_and_never_queries():
 
 
 def test_the_factors_of_a_gated_layer_multiply_its_product():
-    layer = with_factors(**tiny.MODERN).blocks[0].feed_forward
-    tiny.lively(layer)
+    layer = tiny.lively(with_factors(**tiny.MODERN).blocks[0].feed_forward)
     hidden = torch.randn(5, 16)
 
     out = layer(hidden)
@@ -308,8 +304,7 @@ def test_factors_are_of_the_updated_layer_whichever_came_first(first):
             lambda: add_ia3(block)]  # fmt: skip
     for add in adds if first == "lora" else adds[::-1]:
         add()
-    layer = block.attention.packed
-    tiny.lively(layer)
+    layer = tiny.lively(block.attention.packed)
     hidden = torch.randn(5, 16)
 
     out = layer(hidden)

@@ -87,8 +87,7 @@ def test_the_classifier_is_dropout_and_a_linear_layer():
 
 
 def test_hidden_layers_are_dropout_linear_relu():
-    head = SequenceHead(4, 3, "mean", hidden=(7, 5)).eval()
-    tiny.lively(head)
+    head = tiny.lively(SequenceHead(4, 3, "mean", hidden=(7, 5)).eval())
     states = hidden(2, 5)
     first, second = (layer for layer in head.hidden if isinstance(layer, torch.nn.Linear))
 

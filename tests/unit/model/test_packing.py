@@ -40,7 +40,7 @@ def check(prefix=None, mask=MASK, **changes):
         ),
         50,
     ).double()  # fmt: skip
-    packing = Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1))
+    packing = tiny.packing(mask)
     whole, packed = (passed(backbone, mask, layout, prefix) for layout in (None, packing))
     assert_close(packed, whole, rtol=0, atol=1e-10)
 
@@ -160,11 +160,10 @@ def alone(backbone):
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("packed", [False, True])
 def test_documents_in_a_row_have_the_states_of_each_alone(direction, kind, padding, packed):
-    backbone = tiny.backbone(direction=direction, **KINDS[kind])
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(direction=direction, **KINDS[kind]))
     tokens = torch.nn.functional.pad(DOCUMENTS_TOKENS, (0, padding))
     mask, documents = tokens > 0, torch.nn.functional.pad(DOCUMENTS, (0, padding), value=9)
-    packing = Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1)) if packed else None
+    packing = tiny.packing(mask) if packed else None
 
     states = backbone(
         tokens, mask, padded=padding > 0, document_BT=documents, packing=packing

@@ -40,9 +40,7 @@ KINDS = {
 
 
 def lively(std=0.2, **changes):
-    made = tiny.backbone(heads=4, **changes).eval()
-    tiny.lively(made, std=std)
-    return made
+    return tiny.lively(tiny.backbone(heads=4, **changes).eval(), std=std)
 
 
 def states(backbone):
@@ -281,8 +279,7 @@ def test_probes_of_several_sites_work_together():
 
 @pytest.mark.parametrize("kind", GATED, ids=str)
 def test_an_erased_unit_is_0_behind_its_block_and_nowhere_else(kind):
-    backbone = tiny.backbone(**kind).eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(**kind).eval())
 
     with torch.no_grad():
         whole = backbone(TOKENS, MASKS["right"])

@@ -138,28 +138,15 @@ ALL = torch.ones_like(TOKENS, dtype=torch.bool)
 def copies(shared):
     """Return the same model with blocks of their own."""
     plain = Backbone(tiny.shape(depth=4), tiny.VOCABULARY.size)
-    weights = shared.state_dict()
+    weights = {n: t for n, t in shared.state_dict().items() if not n.startswith("blocks.")}
+    plain.load_state_dict(weights, strict=False)
     for place, number in enumerate(shared.shape.block_order):
-        block = f"blocks.{number}."
-        weights |= {
-            f"own.{place}.{name.removeprefix(block)}": tensor
-            for name, tensor in shared.state_dict().items()
-            if name.startswith(block)
-        }
-    plain.load_state_dict(
-        {
-            name.replace("own.", "blocks."): tensor
-            for name, tensor in weights.items()
-            if not name.startswith("blocks.")
-        }
-    )
+        plain.blocks[place].load_state_dict(shared.blocks[number].state_dict())
     return plain
 
 
 def model_with(share):
-    backbone = tiny.backbone(depth=4, share=share)
-    tiny.lively(backbone)
-    return backbone
+    return tiny.lively(tiny.backbone(depth=4, share=share))
 
 
 @pytest.mark.parametrize(
@@ -188,19 +175,14 @@ def test_a_shared_block_is_its_copies_and_its_gradient_their_sum(share, visits):
     "changes", [{"share": "all"}, {"share": 2}, {"position_kind": "relative_bias"}]
 )
 def test_a_cache_and_recomputation_change_nothing(changes):
-    backbone = tiny.backbone(depth=4, **changes).eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(depth=4, **changes).eval())
     whole = backbone(TOKENS, ALL, padded=False)
-    kv_cache = KVCache(4, 12)
 
-    parts = [
-        backbone(TOKENS[:, part], ALL[:, part], padded=False, kv_cache=kv_cache)[-1]
-        for part in (slice(0, 5), slice(5, 6), slice(6, 12))
-    ]
+    parts = tiny.read_in_parts(backbone, TOKENS, [5, 1, 6], KVCache(4, 12))
     backbone.set_activation_checkpointing(True)
     again = backbone(TOKENS, ALL, padded=False)
 
-    assert_close(torch.cat(parts, dim=1), whole[-1], rtol=1e-4, atol=1e-5)
+    assert_close(parts, whole[-1], rtol=1e-4, atol=1e-5)
     assert_close(again, whole)
 
 
