@@ -404,10 +404,8 @@ def test_a_loss_that_is_not_a_number_ends_the_run():
 
 
 def test_a_report_counts_real_tokens_and_examples():
-    data = tiny.Questions(examples=10)
-    model = tiny.model(Classification())
-    step = tiny.train_step(model, Classification(), tiny.Recipe())
-    step.losses[0].objective.setup(tiny.bound(Classification()).info)
+    data, objective = tiny.Questions(examples=10), Classification()
+    step = tiny.train_step(tiny.model(objective), objective, tiny.Recipe())
 
     report = step([{"main": data.batch(np.arange(6))}, {"main": data.batch(np.arange(6, 10))}], 0)
 
@@ -455,9 +453,7 @@ def test_activations_that_are_computed_again_change_nothing(residual):
         model.backbone.set_activation_checkpointing(again)
         step = tiny.train_step(model, objective, tiny.Recipe())
         for number in range(3):
-            step(
-                [{"main": data.batch(np.arange(4))}, {"main": data.batch(np.arange(4, 8))}], number
-            )
+            step([{"main": data.batch(range(4))}, {"main": data.batch(range(4, 8))}], number)
         weights.append(tiny.weights_of(model))
 
     assert tiny.same(*weights)
@@ -504,11 +500,7 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(optimizer, late):
     assert tiny.same(told.step.model.state_dict(), decides.step.model.state_dict())
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [FUSED, MuonWithAdamW],
-    ids=["adamw", "muon"],
-)
+@pytest.mark.parametrize("optimizer", [FUSED, MuonWithAdamW], ids=["adamw", "muon"])
 def test_an_optimizer_that_clips_moves_weights_as_after_torchs_clipping(optimizer):
     told, decides = (
         poisoned(WEIGHT, steps=(), total=5, clip=0.05, optimizer=optimizer) for _ in range(2)
@@ -519,9 +511,8 @@ def test_an_optimizer_that_clips_moves_weights_as_after_torchs_clipping(optimize
     decides.go()
 
     assert min(float(report.gradient_norm) for report in decides.reports) > 0.05
-    assert_close(
-        tiny.weights_of(decides.step.model), tiny.weights_of(told.step.model), rtol=1e-6, atol=1e-6
-    )
+    ours, expected = (tiny.weights_of(run.step.model) for run in (decides, told))
+    assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
