@@ -197,15 +197,11 @@ def test_every_pass_of_a_step_is_counted_and_none_computes_padding(main, further
     data = tiny.groups() if main is MultipleChoice else tiny.Questions(causal=False, examples=16)
     chosen = main(dropout=0.0) if main in (Classification, MultipleChoice) else main()
     more = [FURTHER[further]()] if FURTHER[further] else []
-    model = tiny.model(
-        chosen, *more, direction="bidirectional" if main is not CausalLM else "causal"
-    )
+    direction = "causal" if main is CausalLM else "bidirectional"
+    model = tiny.model(chosen, *more, direction=direction)
     for extra in more:
         extra.on_data(data)
-    losses = [
-        Loss(name, objective)
-        for name, objective in zip(("main", "further"), (chosen, *more), strict=False)
-    ]
+    losses = [Loss("main", chosen), *(Loss("further", extra) for extra in more)]
     step = counting(tiny.train_step(model, losses, tiny.Recipe()))
     step._add_facts = lay_out
 
