@@ -171,20 +171,34 @@ class Encoding:
                     layers=layers,
                 )
                 return packed
+            packing, close = self._closed_gaps()
             states: Sequence[Tensor] = model.backbone(
-                _flatten_sequences(batch["tokens"]),
-                _flatten_sequences(batch["mask"]),
-                None if segment is None else _flatten_sequences(segment),
+                close(batch["tokens"]),
+                close(batch["mask"]),
+                None if segment is None else close(segment),
                 padded=is_padded(batch),
                 prefix_B=batch.get("prefix"),
-                document_BT=None if document is None else _flatten_sequences(document),
-                restart_BT=batch.get("restart"),
-                packing=self._packing,
+                document_BT=None if document is None else close(document),
+                restart_BT=None if "restart" not in batch else close(batch["restart"]),
+                packing=packing,
                 memory=self._memory,
                 layers=layers,
                 **({"source": source_text(batch)} if "tokens_source" in batch else {}),
             )
             return states
+
+    def _closed_gaps(self) -> tuple[Packing | None, Callable[[Tensor], Tensor]]:
+        """Return how a pass is packed, and what closes gaps in values of positions.
+
+        Windows, and positions that are distances, would count what a view leaves out of a text. The
+        states are the same tokens' in the same order.
+        """
+        packing = self._packing
+        # A prefix is told by its length, gaps included.
+        if packing is None or "closed_rows" not in self._batch or "prefix" in self._batch:
+            return packing, _flatten_sequences
+        closed = replace(packing, rows=self._batch["closed_rows"])
+        return closed, lambda values: closed.unpack(packing.pack(_flatten_sequences(values)))
 
     @property
     def backbone_pass(self) -> Pass:
