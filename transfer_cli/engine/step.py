@@ -30,9 +30,6 @@ from transfer_cli.seeds import ExampleNoise, derive
 
 log = logging.getLogger(__name__)
 
-_CLIP_EPSILON = 1e-6
-"""Of `torch.nn.utils.clip_grads_with_norm_`."""
-
 
 @dataclass(frozen=True)
 class StepReport:
@@ -497,7 +494,8 @@ class TrainStep:
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         if self._clip is not None:
             # It divides gradients by that as it reads them, so that clipping is no pass of its own.
-            divisor = (norm.float() + _CLIP_EPSILON).div(self._clip).clamp(min=1)
+            epsilon = 1e-6  # of `torch.nn.utils.clip_grads_with_norm_`
+            divisor = (norm.float() + epsilon).div(self._clip).clamp(min=1)
             self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]
         self.optimizer.step()
 

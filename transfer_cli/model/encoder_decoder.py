@@ -91,7 +91,7 @@ class EncoderDecoder(Backbone):
 
     def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
         """Count the encoder's products by units of their own, then the decoder's."""
-        source = counter.empty_copy()
+        source = ProductCounter(counter.trained)
         counter.source_needs_grad = source.count(self.encoder, unit, needs_grad=needs_grad)
         embeds = counter.trains(self.token_embedding, self.new_rows)
         counter.source_needs_grad = counter.source_needs_grad or embeds

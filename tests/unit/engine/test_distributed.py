@@ -219,10 +219,6 @@ ALL = [*COPIED, *(f"{case}, sharded" for case in SHARDED)]
 
 @pytest.mark.parametrize("case", ALL)
 def test_losses_and_weights_are_those_of_one_process(alone, together, case):
-    assert_same_steps(alone, together, case)
-
-
-def assert_same_steps(alone, together, case):
     for results in together:
         assert results[case]["seen"] == alone[case]["seen"]
         assert results[case]["rates"] == alone[case]["rates"]
