@@ -115,6 +115,9 @@ def _batch_lanes(lanes: Sequence[Portion], batch: int) -> list[Portion]:
 USUAL_ROWS, MAX_ROWS = 32, 512
 """Rows that `batch=auto` lets pass at once: on a CPU, and on a GPU at least and at most."""
 
+SHOWN_CHARACTERS = 60
+"""Characters of a text in an error."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -377,8 +380,7 @@ def _raise_not_finite(
 def _row_name(split: Split, row: int) -> str:
     """Return what people call a row, with the beginning of its text if it has one."""
     example = row if split.example_of is None else int(split.example_of[row])
-    characters = 60  # of a text in an error
-    shown = f" ({split.shown(example)[:characters]!r})" if split.shown else ""
+    shown = f" ({split.shown(example)[:SHOWN_CHARACTERS]!r})" if split.shown else ""
     return f"{split.unit.removesuffix('s')} {example + 1:,}{shown}"
 
 
