@@ -274,7 +274,7 @@ def _evaluate_split(
     *,
     batch: int,
     precision: Precision,
-    each: EachExample | None,
+    each: EachExample | None = None,
 ) -> Scores:
     if each is None and split.scorer is not None:
         each = EachExample()

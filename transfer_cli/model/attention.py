@@ -354,9 +354,9 @@ class CrossAttention(Attention):
             if cache is not None:
                 cache.source_kv = key_value
         seen_B11S = source.mask[:, None, None] if source.padded else None
-        mixed_BHTW = self._attend_grouped(
-            self._scale_query(query), *key_value, AttentionInputs(seen_B11S)
-        )
+        key, value = key_value
+        query = self._scale_query(query)
+        mixed_BHTW = self._attend_grouped(query, key, value, AttentionInputs(seen_B11S))
         return self._project_output(mixed_BHTW, inputs)
 
     def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:

@@ -118,7 +118,8 @@ def add_lora(
 
     for attention in block.attentions:
         for name, rows in attention.projections.items():
-            if parts := {part: rows[part] for part in rows if part in targets}:
+            parts: dict[str, slice] = {part: rows[part] for part in rows if part in targets}
+            if parts:
                 update(attention, name, parts)
         if "output" in targets:
             update(attention, "output")
