@@ -20,6 +20,13 @@ EDITS = f"{OURS}.adaptation.edits"
 CLASSIFICATION = {"_target_": f"{OURS}.objectives.classification.Classification", "dropout": 0.0}
 CLM = {"_target_": f"{OURS}.objectives.causal_lm.CausalLM"}
 MLM = {"_target_": f"{OURS}.objectives.masked_lm.MaskedLM"}
+LORA = {"_target_": f"{EDITS}.LoRA", "rank": 2}
+ADAPTERS = {"_target_": f"{EDITS}.Adapters", "size": 2}
+FRESH_TOP = {"_target_": f"{EDITS}.FreshTop", "blocks": 1}
+THAW = {"_target_": f"{PLANS}.SequentialUnfreezing"}
+ONLY_LORA = {
+    "adaptation__edits": {"lora": LORA}, "adaptation__plan": {"_target_": f"{PLANS}.NewWeights"},
+}  # fmt: skip
 
 WORDS = ("bridge", "market", "harbour", "garden", "tower", "well", "river", "wall")
 

@@ -24,6 +24,7 @@ from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split, TextStats
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed import is_sharded
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
@@ -47,6 +48,7 @@ from transfer_cli.objectives.of_main_head import OfMainHead
 from transfer_cli.objectives.sentence_pair import SentencePair
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
 from transfer_cli.optim.schedules import Constant, LRScheduler, Schedule
+from transfer_cli.tasks.base import Task
 
 CONF = Path(__file__).parents[1] / "conf"
 MODERN = {
@@ -215,6 +217,17 @@ def model(*objectives: Objective, seed: int = 0, **changes: object) -> TransferM
     for objective in objectives:
         heads |= bound(objective, objectives[0]).modules(trunk)
     return TransferModel(trunk, heads)
+
+
+def at_work(
+    objective: Objective, task: Task, tokenizer: Tokenizer, seed: int = 0, **changes: object
+) -> TransferModel:
+    """Return a lively model of a tokenizer's tokens, with the heads of an objective for a task."""
+    objective.setup(TaskInfo(tokenizer, task.labels, task=task))
+    trunk = build_backbone(shape(**changes), tokenizer.size)
+    made = TransferModel(trunk, objective.modules(trunk)).eval()
+    lively(made, seed)
+    return made
 
 
 def sums(objective: Objective, model: TransferModel, batch: Batch) -> Sums:

@@ -215,7 +215,7 @@ def _declared_metrics(config: "DictConfig") -> "tuple[Metric, ...]":
     from transfer_cli.assembly.losses import build_objectives
     from transfer_cli.objectives.base import declared_metrics
 
-    losses = build_objectives(config)
+    losses = build_objectives(config.objective, config.losses, config.streams)
     return declared_metrics({name: loss.objective for name, loss in losses.items()})
 
 
@@ -243,8 +243,8 @@ def perform(name: str, command: Command, request: "Request", config: "DictConfig
 
     from transfer_cli.config.build import TARGET, build, import_plugins, resolved_node
     from transfer_cli.config.check import check_config
-    from transfer_cli.config.check_training import check_init_from
     from transfer_cli.config.decided import with_values
+    from transfer_cli.config.models import check_init_from
     from transfer_cli.model.shape import BackboneShape
     from transfer_cli.runs.environment import computing_threads
 

@@ -65,6 +65,8 @@ def write_text(path: Path, megabytes: float, source: Path) -> None:
                     left -= len(line)
                     if left <= 0:
                         break
+                if lines.tell() == 0:
+                    raise SystemExit(f"{source} is empty; delete it")
 
 
 def write_files(folder: Path, megabytes: float, files: int, source: Path) -> list[Path]:
@@ -103,10 +105,10 @@ def read_blocks(tokenizer: str, cache: str, files: str) -> None:
     import numpy as np
 
     from transfer_cli.data.corpus import TextBlocks, encode_text
-    from transfer_cli.data.library_tokenizer import LibraryTokenizer
     from transfer_cli.data.text import whole_text
+    from transfer_cli.data.tokenizer import Tokenizer
 
-    made = LibraryTokenizer.load(Path(tokenizer))
+    made = Tokenizer.load(Path(tokenizer))
     blocks = TextBlocks(encode_text(whole_text(files, "train"), made, Path(cache)), 512, made.pad)
     order = np.random.default_rng(0).permutation(len(blocks))
     for begin in range(0, len(order), 32):

@@ -170,19 +170,18 @@ def at_record(monkeypatch):
 @pytest.fixture
 def mylab(tmp_path, monkeypatch):
     """Put a copy of the example into the test's folder, and know no other one, nor its family."""
-    from transfer_cli.interop import families
-
     _forget_mylab()
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    registry = {name: family for name, family in families.families().items() if "mylab" not in name}
-    monkeypatch.setattr(families, "_registry", lambda: registry)
     importlib.invalidate_caches()
     yield tmp_path
     _forget_mylab()
 
 
 def _forget_mylab():
+    from transfer_cli.interop.families import families
+
+    families.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
         del sys.modules[name]
 

@@ -4,7 +4,6 @@ What is refused is in `tests/inputs/analyses.yaml`.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +61,9 @@ def analyze(transfer, read_json):
     """Return how to ask one analysis; gives what was written, and what was printed."""
 
     def call(run, name, *words):
-        ended = transfer("analyze", run, f"analysis={name}", "device=cpu", "output=out", *words)
-        assert ended.code == 0, ended.err
-        return read_json(Path(f"out/analyses/{name}.json")) | {"printed": ended.out}
+        words = (f"analysis={name}", "device=cpu", "output=out", *words)
+        printed = transfer("analyze", run, *words).ok().out
+        return read_json(Path(f"out/analyses/{name}.json")) | {"printed": printed}
 
     return call
 
@@ -90,9 +89,8 @@ def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
     Path("t.txt").write_text('Where is <b>the</b> <script>alert("it")</script> ?\nHow many ?\n\n')
     words = ("analysis=[attributions,neurons]", "device=cpu", "output=out", "input=t.txt")
 
-    ended = transfer("analyze", finetuned, *words, "--html", "page.html")
+    transfer("analyze", finetuned, *words, "--html", "page.html").ok()
 
-    assert ended.code == 0, ended.err
     page = Path("page.html").read_text()
     assert "&lt;" in page
     assert "<b>" not in page
@@ -102,12 +100,12 @@ def test_markup_in_a_text_is_shown_as_text(transfer, finetuned):
 # --- importance, attributions, neurons -----------------------------------------------------------
 
 
-def test_words_of_a_file_are_explained(analyze, finetuned):
+@pytest.mark.parametrize("run", ["finetuned", "pretrained"])
+def test_words_of_a_file_are_explained(analyze, run, request):
     Path("t.txt").write_text("Where is it ?\nHow many ?\n\n")
+    words = ("input=t.txt", "analysis.attributions.faithfulness=2")
 
-    content = analyze(
-        finetuned, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
-    )
+    content = analyze(request.getfixturevalue(run), "attributions", *words)
 
     first, _ = content["texts"]
     assert "".join(first["words"]) == "Whereisit?"
@@ -126,17 +124,6 @@ def test_a_correlation_is_none_without_heads(analyze, transfer, masked, loop):
     content = analyze("run", "importance", *words)
 
     assert content["pruning"][-1]["measure"] is None
-
-
-def test_a_language_model_explains_the_token_that_it_goes_on_with(analyze, pretrained):
-    Path("t.txt").write_text("Where is the\n")
-
-    content = analyze(
-        pretrained, "attributions", "input=t.txt", "analysis.attributions.faithfulness=2"
-    )
-
-    (text,) = content["texts"]
-    assert "".join(text["words"]) == "Whereisthe"
 
 
 def test_texts_beyond_the_limit_are_not_read_and_that_is_said_once(
@@ -180,8 +167,7 @@ def test_agreement_is_what_score_says_of_the_same_pairs(transfer, analyze, pretr
     ]
     Path("pairs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     data = ("data=minimal_pairs", "data.files=pairs.jsonl")
-    scored = transfer("score", pretrained, *data, "device=cpu", "output=scored")
-    assert scored.code == 0, scored.err
+    transfer("score", pretrained, *data, "device=cpu", "output=scored").ok()
 
     content = analyze(pretrained, "agreement", *data, "--html", "page.html")
 
@@ -377,21 +363,6 @@ MATRIX = """() => {
   const canvas = document.querySelector(".of-head-map canvas");
   return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();
 }"""
-
-
-def test_beside_a_run_its_maps_are_written_and_their_rows_sum_to_one(
-    finetuned, transfer, read_json, tmp_path
-):
-    run = shutil.copytree(finetuned, tmp_path / "run")
-
-    ended = transfer("analyze", run, "analysis=attention", "analysis.attention.texts=2")
-
-    assert ended.code == 0, ended.err
-    content = read_json(run / "analyses" / "attention.json")
-    assert len(content["texts"]) == 2
-    np.testing.assert_allclose(np.array(content["texts"][0]["maps"]).sum(-1), 1, atol=1e-9)
-    assert content["values"]["texts summarised"] == 100
-    assert (run / "analyses" / content["maps_file"]).is_file()
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,15 @@ def test_a_text_is_cut_into_files_at_the_ends_of_lines(tmp_path):
     assert all(part.endswith(b"\n") and 24_000 < len(part) < 27_000 for part in parts)
 
 
+def test_a_corpus_of_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "source.txt").touch()
+
+    with pytest.raises(SystemExit, match=r"source\.txt is empty"):
+        importlib.import_module("encoding").write_text(
+            tmp_path / "corpus", 0.1, tmp_path / "source.txt"
+        )
+
+
 @pytest.mark.slow
 def test_a_script_compares_the_product_with_others(tmp_path):
     path = tmp_path / "found.json"

@@ -114,6 +114,18 @@ def test_it_is_talked_to(transfer, model, type_in):
     transfer("chat", model, "persona=I am old.", "device=cpu").refusal("persona: ", "system=")
 
 
+def test_a_line_that_is_too_long_is_said_and_the_talk_goes_on(transfer, model, type_in):
+    words = ("chat", model, "temperature=0", "max_tokens=4", "device=cpu")
+    type_in("Who wrote it?\nAnd the play?\n")
+    expected = transfer(*words).ok().out
+
+    type_in(f"Who wrote it?\n{'word ' * 200}\nAnd the play?\n")
+    ended = transfer(*words).ok()
+
+    assert ended.out == expected
+    assert [line for line in ended.err.splitlines() if "128 positions" in line]
+
+
 def test_a_conversation_that_is_too_long_is_named_before_the_first_is_answered(transfer, model):
     write("asked.jsonl", [PIRATE, said(("user", "word " * 200))])
 

@@ -64,7 +64,8 @@ def test_vectors_are_those_of_the_reference_in_every_format(bert, table, transfe
     pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     for ending in ("npy", "parquet", "jsonl"):
-        transfer("embed", bert, table, f"output=v.{ending}", "device=cpu", "batch=2").ok()
+        ended = transfer("embed", bert, table, f"output=v.{ending}", "device=cpu", "batch=2").ok()
+        assert "Cut 1 of 5 examples to 24 tokens; `max_seq_length`" in ended.err
 
     array = np.load("v.npy")
 

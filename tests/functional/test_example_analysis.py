@@ -89,5 +89,5 @@ def test_its_package_shows_it_in_a_section_of_its_own(transfer, analysed):
 def test_a_package_that_is_not_there_is_one_line(transfer, analysed):
     done = transfer("report", "runs", "--plugin", "mylap")
 
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("transfer report: --plugin mylap: no such package is installed")
+    done.refusal("transfer report: --plugin mylap: no such package is installed")
+    assert not done.out

@@ -112,6 +112,8 @@ def test_a_graph_puts_the_first_token_of_a_causal_model_before_a_text(
     one, other = (numbers_in(model.predict(texts)) for model in (run, graph))
     assert other == pytest.approx(one, abs=1e-5)
     assert torch.allclose(states.embed(texts), run.embed(texts), atol=1e-5)
+    assert (graph.abilities, states.abilities) == (("predict",), ("embed",))
+    transfer("predict", "run=states", "input=-").refusal("run", "head=true")
 
 
 @pytest.mark.slow
@@ -134,17 +136,6 @@ def test_a_published_models_graph_is_read_in_its_own_way(family, transfer, tmp_p
 
     numbers = [[float(w.replace(",", "")) for w in words if w[:1].isdigit()] for words in outputs]
     assert numbers[1] == pytest.approx(numbers[0], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_graph_without_a_head_embeds_and_answers_nothing(classifier, transfer):
-    transfer("export", f"run={classifier}", "to=graph", "format=onnx", "head=false").ok()
-    texts = ["Where is the bridge ?", "Who built it ?"]
-
-    vectors = [api.load(place, device="cpu").embed(texts) for place in (classifier, "graph")]
-
-    torch.testing.assert_close(vectors[1], vectors[0], atol=1e-5, rtol=0)
-    transfer("predict", "run=graph", "input=-").refusal("run", "head=true")
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,13 @@ import json
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.functional.conftest import LOOP, finished
-from tests.functional.test_export import CPU
+from tests.functional.test_export import read_texts
 from tests.published import TEXT, publish, reference
-from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.batch import with_facts
-from transfer_cli.data.encoded_task import encode_texts
-from transfer_cli.data.labelled import Example
-from transfer_cli.objectives.base import Encoding
 
 ROOT = "base_model.model."
 CASES = {
@@ -56,19 +50,14 @@ def adapted(request, tmp_path_factory, questions, corpus):
     return folder / "run", folder / "base"
 
 
+@torch.inference_mode()
 def ours(run, texts):
     """Return logits, and the batch that they are of."""
-    trained = open_trained(str(run), CPU)
-    shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
-    examples = [Example(text) for text in texts]
-    data = encode_texts(examples, tokenizer, trained.length, shape.direction)
-    batch = with_facts(data.batch(np.arange(len(texts))))
+    trained, batch, encoded = read_texts(run, texts)
     model = trained.model
-    with torch.inference_mode():
-        encoded = Encoding(model, batch)
-        if trained.start.task is not None:
-            return trained.objective.outputs(model, batch, encoded), batch
-        return model.heads["lm"](encoded.top, model.backbone.token_embedding.weight), batch
+    if trained.start.task is not None:
+        return trained.objective.outputs(model, batch, encoded), batch
+    return model.heads["lm"](encoded.top, model.backbone.token_embedding.weight), batch
 
 
 @torch.no_grad()

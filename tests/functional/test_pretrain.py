@@ -22,7 +22,7 @@ from tests.published import publish, reference
 from tests.records import read_metrics
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.model.weights import read_description, read_weights
 from transfer_cli.objectives.base import Encoding
@@ -135,7 +135,7 @@ def test_the_curves_are_the_records_and_the_config_is_with_them(pretrained):
 
 def test_the_model_folder_is_all_that_the_next_run_needs(pretrained):
     description = read_description(pretrained / "model")
-    tokenizer = LibraryTokenizer.load(pretrained / "model" / "tokenizer.json")
+    tokenizer = Tokenizer.load(pretrained / "model" / "tokenizer.json")
     weights = read_weights(pretrained / "model")
 
     assert description.shape.direction == "causal"
@@ -175,7 +175,7 @@ def test_embeddings_begin_as_word_vectors_and_a_resume_does_not_read_them(
     ended = transfer(*words, f"model.embeddings={path}").ok()
 
     assert "1 of 600 tokens begin as a vector" in ended.err
-    tokenizer = LibraryTokenizer.load(tmp_path / "run" / "model" / "tokenizer.json")
+    tokenizer = Tokenizer.load(tmp_path / "run" / "model" / "tokenizer.json")
     table = read_weights(tmp_path / "run" / "model")["backbone.token_embedding.weight"]
     row = table[tokenizer.encode("the")[0]]
     assert row.sub(0.5).abs().max() < 1e-4
@@ -571,13 +571,17 @@ def test_it_is_scored_by_what_it_remembers(transfer, run, read_json):
     assert losses["less"] != pytest.approx(losses["again"], rel=1e-6)
 
 
-def test_it_goes_on_beyond_the_length_of_its_blocks(transfer, run, read_json):
-    transfer("generate", run, "Lima", "max_tokens=90", "device=cpu", "output=out.jsonl").ok()
+@pytest.mark.parametrize("recurrence", [48, 0])
+def test_it_goes_on_beyond_the_length_of_its_blocks(recurrence, transfer, words, read_json):
+    transfer(*words, f"model.recurrence={recurrence}", "run.dir=run").ok()
+    transfer("generate", "run", "Lima", "max_tokens=90", "device=cpu", "output=out.jsonl").ok()
 
     row = read_json("out.jsonl")
     assert row["tokens"] == 90
     assert row["ended"] == "max_tokens"
 
+
+def test_what_remembers_needs_its_cache(transfer, run):
     refused = transfer("generate", run, "Lima", "cache=false", "device=cpu")
     assert refused.code == 2
     assert "this model sees the 48 tokens before each" in refused.err

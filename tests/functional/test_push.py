@@ -139,18 +139,19 @@ def test_a_public_repository_is_not_taken_for_a_private_one(transfer, finetuned,
         (["{run}", "owner/a/b"], hub.BEARER, ["repository: ", "owner/name"]),
         (["{run}", "owner/--"], hub.BEARER, ["repository: ", "owner/name"]),
         (["nope", "owner/mine"], hub.BEARER, ["run: ", "nope"]),
+        (["{masked}", "owner/mine"], hub.BEARER, ["run: ", "format=onnx", "`transfer export`"]),
         (["empty", "owner/mine"], hub.BEARER, ["run: empty"]),
         (["{run}"], hub.BEARER, ["repository: "]),
     ],
 )
 def test_what_cannot_be_pushed_is_one_line_and_leaves_nothing(
-    transfer, finetuned, repositories, monkeypatch, left, words, token, parts
+    transfer, finetuned, masked, repositories, monkeypatch, left, words, token, parts
 ):
     monkeypatch.setenv("HF_TOKEN", token)
     Path("empty").mkdir()
     before = left()
 
-    transfer("push", *(word.format(run=finetuned) for word in words)).refusal(*parts)
+    transfer("push", *(word.format(run=finetuned, masked=masked) for word in words)).refusal(*parts)
 
     assert repositories == {}
     assert left() == before

@@ -53,12 +53,17 @@ def test_labels_are_asked_for_by_prompts_and_compared_with_a_fine_tuned_run(
     assert "score" in shown.out
 
 
-def test_of_a_pair_the_likelier_sentence_is_said(score, pretrained, tmp_path):
+def test_of_a_pair_the_likelier_sentence_is_said_without_a_prompt(
+    score, pretrained, tmp_path, caplog
+):
     good, bad = "The river Rima is long .", "long is river The Rima ."
     (tmp_path / "pairs.tsv").write_text(f"{good}\t{bad}\n{bad}\t{good}\n")
 
-    measures, items, _ = score(pretrained, "data=minimal_pairs", "data.files=pairs.tsv")
+    measures, items, _ = score(
+        pretrained, "data=minimal_pairs", "data.files=pairs.tsv", "prompt.shots=1"
+    )
 
+    assert "prompt: " in caplog.text
     assert measures["accuracy"] == 0.5
     assert [item.label for item in items] == [good, bad]
     assert {item.predicted for item in items} == {good if items[0].score else bad}

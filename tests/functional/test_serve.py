@@ -35,12 +35,6 @@ BEARER = "may-ask"
 TEXTS = ["Who wrote it ?", "", "Where is the river of the north , and who are we ?", "Träume 🙂"]
 
 
-def environment(**more):
-    """Return variables with which a process finds the package."""
-    path = os.pathsep.join([str(conf_dir().parent), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, **more}
-
-
 @pytest.fixture(scope="module")
 def models(finetuned, language_model):
     """Return a classifier and a language model, by their names."""
@@ -116,37 +110,31 @@ def test_each_kind_of_task_answers_as_predict_does(kind, task_run, transfer, tmp
         assert answer == {name: line[name] for name in answer}
 
 
-@pytest.mark.slow
-def test_a_graph_of_onnx_answers_as_its_run_and_says_what_it_cannot(models, finetuned, transfer):
-    transfer("export", finetuned, "graph", "format=onnx").ok()
-    client = TestClient(Service({"g": transfer_cli.load("graph")}, ServingConfig()).app, HERE)
+def ask_together(port, requests):
+    """Return the status and the content of each answer to requests that come at once."""
 
-    answers = client.post("/predict", json={"texts": TEXTS}).json()["predictions"]
+    async def ask(texts):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(as_http({"texts": texts}))
+        answer = await reader.read()
+        writer.close()
+        return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
 
-    for answer, expected in zip(answers, models["kinds"].predict(TEXTS), strict=True):
-        assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
-    assert client.get("/labels").json()["abilities"] == ["predict"]
+    async def ask_all():
+        return await asyncio.gather(*map(ask, requests))
+
+    return asyncio.run(ask_all())
 
 
 def test_requests_that_come_together_pass_through_the_model_together(service, models):
-    async def ask(port, text):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(as_http({"texts": [text]}))
-        answer = await reader.read()
-        writer.close()
-        return answer
-
-    async def ask_all(port):
-        return await asyncio.gather(*(ask(port, f"Who is number {n} ?") for n in range(300)))
-
+    texts = [f"Who is number {n} ?" for n in range(300)]
     with running(service()) as port:
-        answers = asyncio.run(ask_all(port))
+        answers = ask_together(port, [[text] for text in texts])
         _, counted = asked(port, "GET", "/metrics")
 
-    assert {answer.split()[1] for answer in answers} == {b"200"}
-    together = [json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"] for answer in answers]
-    alone = models["kinds"].predict([f"Who is number {n} ?" for n in range(300)])
-    assert [row["label"] for [row] in together] == [row["label"] for row in alone]
+    assert {code for code, _ in answers} == {200}
+    together = [said["predictions"][0]["label"] for _, said in answers]
+    assert together == [row["label"] for row in models["kinds"].predict(texts)]
     assert 'transfer_texts_total{model="kinds"} 300' in counted
     assert int(re.search(r'batches_total\{model="kinds"\} (\d+)', counted)[1]) < 150
 
@@ -272,14 +260,6 @@ def test_what_is_beyond_a_limit_is_refused(client, limits, status, said):
 
     assert answer.status_code == status
     assert said in answer.json()["error"]
-
-
-def test_a_thousand_texts_are_answered_in_portions(client):
-    answer = client({"batch": 100}).post(
-        "/predict", json={"texts": [f"Who {n} ?" for n in range(1000)]}
-    )
-
-    assert len(answer.json()["predictions"]) == 1000
 
 
 def test_a_token_has_to_come_with_what_tells_of_a_model(client):
@@ -413,12 +393,8 @@ def test_a_process_that_may_have_many_files_keeps_them(service, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_answers_until_a_signal_and_ends_well(finetuned, tmp_path):
-    words = [sys.executable, "-m", "transfer_cli", "serve", finetuned, "port=0"]
-    process = subprocess.Popen(
-        words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment(),
-    )  # fmt: skip
+def test_a_process_answers_until_a_signal_and_ends_well(finetuned, shell):
+    process = shell("serve", finetuned, "port=0")
     port = int(re.search(r"http://127.0.0.1:(\d+)", process.stdout.readline())[1])
 
     end_well(port, lambda: process.send_signal(signal.SIGTERM))
@@ -440,13 +416,14 @@ def test_three_commands_lead_from_a_table_to_an_answer(pretrained, questions, tm
     for word, value in {"=minilm": f"={pretrained}", "=questions.csv": f"={questions}"}.items():
         typed = typed.replace(word, value)
     tool = tmp_path / "transfer"
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m transfer_cli "$@"\n')
+    start = f'PYTHONPATH={conf_dir().parent}:$PYTHONPATH exec "{sys.executable}" -m transfer_cli'
+    tool.write_text(f'#!/bin/sh\n{start} "$@"\n')
     tool.chmod(0o755)
     script = f"{typed.replace('8001', str(port))}\necho; kill $!; wait $!; echo $?"
 
     ended = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True,
-        env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}"),
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )  # fmt: skip
 
     *_, answer, code = ended.stdout.splitlines()
@@ -465,18 +442,8 @@ def test_the_page_names_every_path_and_every_limit(service):
 
 @pytest.mark.slow
 def test_a_thousand_clients_at_once_each_have_an_answer(service):
-    async def ask(port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(as_http({"texts": ["Who ?"] * 9}))
-        answer = await reader.read()
-        writer.close()
-        return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
-
-    async def ask_all(port):
-        return await asyncio.gather(*(ask(port) for _ in range(1000)))
-
     with running(service({"queue": 1000})) as port:
-        answers = asyncio.run(ask_all(port))
+        answers = ask_together(port, [["Who ?"] * 9] * 1000)
         status, _ = asked(port, "POST", "/predict", {"texts": ["a"]})
 
     assert 200 in {code for code, _ in answers} <= {200, 429}

@@ -22,8 +22,8 @@ from transfer_cli.assembly.losses import objective_options
 from transfer_cli.config import commands, compose
 from transfer_cli.config.build import build
 from transfer_cli.config.check import check_config
-from transfer_cli.config.check_training import base_lr
 from transfer_cli.config.conf_folder import conf_dir
+from transfer_cli.config.decided import base_lr
 from transfer_cli.config.describe import description, options
 from transfer_cli.config.flags import Request
 from transfer_cli.model.backbone import BackboneShape

@@ -12,10 +12,10 @@ from typing import Literal
 from transfer_cli.adaptation.edit import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import NEW, Plan
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.errors import ConfigError, SelectionError, did_you_mean, list_names, raised_as
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
+from transfer_cli.optim.schedules import StagePlan
 
 
 @dataclass(frozen=True)

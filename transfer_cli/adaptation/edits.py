@@ -180,7 +180,6 @@ class PALs(Edit):
         at_least("head_width", self.head_width, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Add an attention to every block, and what they share to the model."""
         backbone, heads = model.backbone, model.backbone.shape.heads
         shared = SharedProjections(backbone.shape.width, heads * self.head_width)
         _fill_sites(model, (BESIDE_BLOCK,), lambda width: ProjectedAttention(shared, heads))
@@ -223,7 +222,6 @@ class FreshTop(Edit):
         at_least("blocks", self.blocks, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Reinitialise the blocks, and return the names of their parameters."""
         depth = model.backbone.shape.depth
         if self.blocks > depth:
             raise ValueError(f"blocks is {self.blocks}, but the model has {depth}")

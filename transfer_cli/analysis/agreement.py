@@ -27,11 +27,8 @@ class NumberAgreement(Analysis):
 
     Pairs are those of `data=`, where it names some (`data=minimal_pairs`), else made ones whose
     verb has, or has not, the number of its subject, with nouns between them that may have another
-    (Linzen et al. 2016). `transfer score` asks the same, and writes it as a run.
-
-    Args:
-        first: Whether the first token is scored, or given, where a model reads nothing before it.
-        shown: Wrong pairs that are shown, the model's surest first.
+    (Linzen et al. 2016). `transfer score` asks the same, and writes it as a run. For the options
+    see `conf/analysis/agreement.yaml`.
     """
 
     pairs: int = 60

@@ -52,14 +52,10 @@ _DECIMALS = 4
 
 @dataclass(frozen=True)
 class AttentionMaps(Analysis):
-    """Where heads look: maps of chosen texts, summaries of heads over a corpus, rollout.
+    """Where heads look; for the options see `conf/analysis/attention.yaml`.
 
-    Args:
-        texts: How many texts there are maps of: the first ones of a file, or as many that are
-            evenly spread over the split. One with several sequences or windows has several maps.
-        longest: Tokens of a text that a map holds. A longer text is cut before the model reads it;
-            the special token at its end stays.
-        corpus: How many texts the summaries are made of, evenly spread over the split.
+    A text with several sequences or windows has several maps. A longer text than `longest` is cut
+    before the model reads it; the special token at its end stays.
     """
 
     texts: int = 8
@@ -73,13 +69,16 @@ class AttentionMaps(Analysis):
 
     def __call__(self, subject: Subject) -> Finding:
         split = subject.split
-        if not len(split.data):
+        rows = range(len(split.data))
+        if not rows:
             raise DataError(f"split: {split.name} holds no text to look at")
+        is_file = split.name == INPUT
+        chosen = rows[: self.texts] if is_file else evenly_spread(len(rows), self.texts).tolist()
         texts = [
             attention_maps(
                 subject, sequence.cut(self.longest, keeps_end=subject.material.task is not None)
             )
-            for sequence in sequences_of(split, self._chosen_rows(split))
+            for sequence in sequences_of(split, chosen)
         ]
         summaries, num_texts = self._summarise(subject, split)
         means = {name: mean_LH.numpy() for name, mean_LH in summaries.means().items()}
@@ -118,11 +117,6 @@ class AttentionMaps(Analysis):
             {MAPS_FILE: _npz_bytes(texts, subject)},
             FindingView("attention", view),
         )
-
-    def _chosen_rows(self, split: Split) -> Sequence[int]:
-        if split.name == INPUT:
-            return range(min(self.texts, len(split.data)))
-        return list(map(int, evenly_spread(len(split.data), self.texts)))
 
     def _summarise(self, subject: Subject, split: Split) -> tuple[HeadSummaries, int]:
         shape = subject.model.backbone.shape
@@ -261,8 +255,6 @@ _MOST_TOKENS = 64
 _UNITS = 255
 """A probability is a byte: rows sum to this."""
 
-_TITLE_CHARACTERS = 70
-
 
 def attention_view(
     texts: Sequence[TextMaps], records: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
@@ -287,7 +279,8 @@ def plain_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 def _viewer_text(text: TextMaps, record: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     sequence = text.sequence
     part = f" · {sequence.part}" if sequence.part else ""
-    name = formats.cut(" ".join(record["text"].split()) or "(empty)", _TITLE_CHARACTERS)
+    most = 70  # characters of a title
+    name = formats.cut(" ".join(record["text"].split()) or "(empty)", most)
     tokens = sequence.tokens.tolist()
     is_lower = not np.triu(text.maps, 1).any()
     return {

@@ -160,23 +160,12 @@ class TextAttribution:
 
 @dataclass(frozen=True)
 class Attributions(Analysis):
-    """Words by how much they speak for an answer, and whether that is faithful to the model.
+    """Words by how much they speak for an answer; see `conf/analysis/attributions.yaml`.
 
     What is explained is the logit of the predicted label, since probabilities saturate; of numbers
     the value in the unit of the head, of choices the logit of the one taken, of a causal language
-    model the log-probability of the token that it would go on with.
-
-    Args:
-        most: Texts that are explained at most, evenly spread; all are in `texts.jsonl`, and as
-            many of the first in the JSON as it has room for.
-        only_wrong: Whether they are the first ones with a wrong answer.
-        label: The label whose logit is explained; None: the predicted one.
-        removal: What becomes of a word that is taken away, `mask` or `delete`; None: mask, where
-            the model has learnt that token.
-        baseline: The embedding at which integrated gradients begin, `mask`, `pad` or `zero`; None:
-            mask likewise, else pad.
-        faithfulness: Texts over which faithfulness is measured; 0: it is not.
-        random_orders: Orders of each text's words drawn at random, for comparison.
+    model the log-probability of the token that it would go on with. All texts are in `texts.jsonl`,
+    and as many of the first in the JSON as it has room for.
     """
 
     most: int = 10

@@ -94,7 +94,6 @@ class SpanProbe(nn.Module):
         self.attend = nn.ModuleList(nn.Linear(WIDTH, 1) for _ in range(roles))
         self.hidden = nn.Linear(roles * WIDTH, WIDTH)
         self.output = nn.Linear(WIDTH, like.label.shape[1])
-        self.dropout = DROPOUT
 
     def forward(self, states_WKD: Tensor, words_BRS: Tensor) -> Tensor:
         """Return a logit for each label, `[B, C]`."""
@@ -106,7 +105,7 @@ class SpanProbe(nn.Module):
             score_BS = attend(own_BSP)[..., 0].masked_fill(words_BRS[:, role] < 0, -torch.inf)
             pooled.append(torch.einsum("bsp,bs->bp", own_BSP, score_BS.softmax(1)))
         hidden = self.hidden(torch.cat(pooled, 1)).relu()
-        logits: Tensor = self.output(F.dropout(hidden, self.dropout, self.training))
+        logits: Tensor = self.output(F.dropout(hidden, DROPOUT, self.training))
         return logits
 
     def logits(self, spans: Spans) -> Tensor:
@@ -233,13 +232,8 @@ def _read_span(target: Mapping[str, Any], key: str, words: int, where: str) -> S
 class EdgeProbes(Analysis):
     """Probes spans; see `conf/analysis/edges.yaml`.
 
-    A word is read at one piece, as in tagging: the last in a causal model, else the first.
-
-    Args:
-        train: A file of labelled spans.
-        validation: Another, which stops the probes.
-        test: Another, which they are scored on.
-        most: Words of each file whose states are kept at most; targets of others are left out.
+    A word is read at one piece, as in tagging: the last in a causal model, else the first. Targets
+    of words whose states are not kept are left out.
     """
 
     train: str

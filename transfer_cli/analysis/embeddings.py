@@ -27,8 +27,6 @@ _MOST_CHARACTERS = 200
 """Of a text beside its vector."""
 
 _NUM_DEFAULT_WORDS = 6
-_MOST_NAMES = 30
-"""Points of the picture with a name."""
 
 _CONFIG = """\
 embeddings {{
@@ -61,12 +59,7 @@ class _NamedVectors:
 class Embeddings(Analysis):
     """The token embeddings, or the vectors of texts, and what is near what.
 
-    Args:
-        of: tokens or texts.
-        order: Which tokens: those most frequent in the training data, or the first of the
-            vocabulary; auto: frequent ones, where there are data.
-        words: Words whose neighbours are shown; one of several tokens is their mean. None: a few of
-            those tokens.
+    For the options see `conf/analysis/embeddings.yaml`. A word of several tokens is their mean.
     """
 
     of: Literal["tokens", "texts"] = "tokens"
@@ -101,7 +94,8 @@ class Embeddings(Analysis):
             [name, ", ".join(f"{other} {cosine:.2f}" for other, cosine in others)]
             for name, others in near
         ]
-        labelled = () if named.labels else named.rows[:_MOST_NAMES]
+        most_names = 30  # of points of the picture
+        labelled = () if named.labels else named.rows[:most_names]
         return Finding(
             f"Embeddings of {self.of}",
             f"{count:,} vectors of {width} numbers: {named.extent}. Two principal components "

@@ -266,14 +266,13 @@ class ChosenTexts:
         self._is_language_model = isinstance(self._objective, CausalLM)
         check_task(subject)
         self._texts = subject.material.texts(subject.split)
-        self._label = None if label is None else self._label_number(label)
-
-    def _label_number(self, label: str) -> int:
-        key, labels = "analysis.attributions.label", self._objective.info.labels
-        if not labels or self._is_language_model:
-            raise ConfigError(f"{key}: this model has none to choose from; leave it out")
-        one_of(key, label, labels)
-        return labels.index(label)
+        self._label: int | None = None
+        if label is not None:
+            key, labels = "analysis.attributions.label", self._objective.info.labels
+            if not labels or self._is_language_model:
+                raise ConfigError(f"{key}: this model has none to choose from; leave it out")
+            one_of(key, label, labels)
+            self._label = labels.index(label)
 
     def __len__(self) -> int:
         return len(self._texts)

@@ -122,9 +122,6 @@ embeddings or of the states behind each block (Li et al. 2016)."""
 UNIT_KINDS: tuple[Kind, ...] = ("embeddings", "units")
 """Of these there are as many as states are wide, too many for the JSON: they have a file."""
 
-MOST_NEEDED = 5
-"""So many of them are named of each block."""
-
 Entry = dict[str, Any]
 
 _NAMES = {"heads": "head", "blocks": "block", "feed_forward": "feed-forward"}
@@ -138,17 +135,12 @@ _KEEPS_NORMS = ("post", "tutorial")
 
 @dataclass(frozen=True)
 class Importance(Analysis):
-    """Heads, blocks and sub-layers left out one by one, heads by gradients, and a pruning curve.
+    """Parts left out, heads by gradients, a pruning curve; see `conf/analysis/importance.yaml`.
 
     Without its update the residual stream passes a block or sub-layer; norms of the stream stay. A
     head without its values still leaves the bias of the output projection. A unit is 0 in the state
-    of each token.
-
-    Args:
-        most: Examples that are scored at most, evenly spread; None: all.
-        prune: Whether heads are left out together, a tenth more each time: the least important
-            first, by gradients (Michel et al. 2019, section 4).
-        random_orders: Orders drawn at random that this is compared with.
+    of each token. The curve leaves out a tenth more heads each time, the least important first, by
+    gradients (Michel et al. 2019, section 4).
     """
 
     most: int | None = 1000
@@ -350,8 +342,9 @@ def _unit_tables(units: Sequence[Entry]) -> Iterator[FindingTable]:
         fall = -math.inf if entry["loss"] is None else entry["loss"]
         falls[entry.get("layer")].append((fall, entry["unit"]))
     rows: list[list[Any]] = []
+    named = 5  # of each block
     for layer, of_layer in falls.items():
-        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(of_layer)[:MOST_NEEDED])
+        most = ", ".join(f"{unit} ({-fall:.3g})" for fall, unit in sorted(of_layer)[:named])
         of = "embeddings" if layer is None else f"block {layer}"
         rows.append([of, most, -float(np.median([fall for fall, _ in of_layer]))])
     if rows:

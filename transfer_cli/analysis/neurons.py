@@ -84,27 +84,13 @@ def contexts_of(batch: Batch, beside: int) -> Tensor:
     return padded.unfold(1, 2 * beside + 1, 1)[mask_ST].int()
 
 
-class PropertySums:
-    """Sums over tokens of the properties that they have."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.sum_P = self.square_P = torch.zeros(())
-
-    def add(self, properties_NP: Tensor) -> None:
-        """Add tokens, in float64."""
-        self.count += len(properties_NP)
-        self.sum_P = self.sum_P + properties_NP.sum(0)
-        self.square_P = self.square_P + properties_NP.square().sum(0)
-
-
 class UnitSums:
-    """Sums over tokens of the units of a layer, and the contexts in which each is highest."""
+    """Sums over tokens of a layer's units and of their properties, and each unit's top contexts."""
 
     def __init__(self, contexts: int) -> None:
-        self._contexts = contexts
+        self.count, self._contexts = 0, contexts
         self._sum_F = self._square_F = self._positive_F = torch.zeros(())
-        self._product_PF = torch.zeros(())
+        self._sum_P = self._square_P = self._product_PF = torch.zeros(())
         self.top_KF = torch.empty(0)
         """The highest values of each unit, from the highest on."""
         self.context_KFW = torch.empty(0)
@@ -112,6 +98,9 @@ class UnitSums:
 
     def add(self, units_NF: Tensor, properties_NP: Tensor, context_NW: Tensor) -> None:
         """Add tokens, with properties in float64."""
+        self.count += len(units_NF)
+        self._sum_P = self._sum_P + properties_NP.sum(0)
+        self._square_P = self._square_P + properties_NP.square().sum(0)
         units_NF = units_NF.double()
         self._sum_F = self._sum_F + units_NF.sum(0)
         self._square_F = self._square_F + units_NF.square().sum(0)
@@ -131,26 +120,26 @@ class UnitSums:
             new_KFW = torch.where(place_KF[..., None] < known, old_KFW, new_KFW)
         self.context_KFW = new_KFW
 
-    def means(self, count: int) -> Tensor:
+    def means(self) -> Tensor:
         """Return the mean of each unit, `[F]`."""
-        return self._sum_F / count
+        return self._sum_F / self.count
 
-    def positive_shares(self, count: int) -> Tensor:
+    def positive_shares(self) -> Tensor:
         """Return the share of tokens at which each unit is above 0, `[F]`."""
-        return self._positive_F / count
+        return self._positive_F / self.count
 
-    def correlations(self, of: PropertySums) -> Tensor:
+    def correlations(self) -> Tensor:
         """Return Pearson's correlation with each property, `[P, F]`; NaN where one does not vary.
 
         With a property that a token has or has not, it is the point-biserial correlation.
         """
-        count = of.count
-        both_PF = count * self._product_PF - of.sum_P[:, None] * self._sum_F
+        count = self.count
+        both_PF = count * self._product_PF - self._sum_P[:, None] * self._sum_F
         own_F = count * self._square_F - self._sum_F.square()
-        its_P = count * of.square_P - of.sum_P.square()
+        its_P = count * self._square_P - self._sum_P.square()
         # What does not vary leaves rounding errors of sums.
         varies_F = own_F > 1e-12 * count * self._square_F
-        varies_P = its_P > 1e-12 * count * of.square_P
+        varies_P = its_P > 1e-12 * count * self._square_P
         correlation_PF = both_PF / (own_F.clamp(min=0) * its_P.clamp(min=0)[:, None]).sqrt()
         return correlation_PF.where(varies_F & varies_P[:, None], torch.nan).clamp(-1, 1)
 
@@ -167,17 +156,10 @@ Unit = tuple[int, int]
 
 @dataclass(frozen=True)
 class Neurons(Analysis):
-    """Means, top contexts and correlations of the units between the two layers of feed-forward.
+    """What units between both layers of feed-forward follow; see `conf/analysis/neurons.yaml`.
 
     A unit is what the second layer reads: after the activation, of gated ones the product with its
     gate (`model.probes.watch_units`). Special tokens around texts do not count.
-
-    Args:
-        blocks: Their numbers, from 0; None: the first, the middle and the last.
-        contexts: How many of each unit are kept: those where it is highest.
-        beside: Tokens on each side of a context.
-        most: Tokens that are read, about; rows are evenly spread over the data.
-        shown: How many units a page shows of each property: those of the largest correlation.
     """
 
     blocks: Sequence[int] | None = None
@@ -201,12 +183,12 @@ class Neurons(Analysis):
         task = subject.material.task
         properties = TokenProperties(tokenizer, task.labels if task and has_labels else ())
         unit_sums = {block: UnitSums(self.contexts) for block in chosen}
-        sums = PropertySums()
         for _, batch in subject.read_batches(split, rows):
-            _add_batch(subject, batch, properties, sums, unit_sums, self.beside)
-        if sums.count < 2:
+            _add_batch(subject, batch, properties, unit_sums, self.beside)
+        count = unit_sums[chosen[0]].count
+        if count < 2:
             raise DataError("data: there are too few tokens to look at units; show it more text")
-        units = _UnitStatistics(tokenizer, properties.names, sums, unit_sums)
+        units = _UnitStatistics(tokenizer, properties.names, unit_sums)
         best = list(units.best(self.shown))
         properties_of: dict[str, list[dict[str, Any]]] = {}
         for name, (block, unit), r in best:
@@ -220,7 +202,7 @@ class Neurons(Analysis):
         ]
         summary = (
             f"{units.count_units:,} feed-forward units of blocks "
-            f"{', '.join(map(str, chosen))} over {sums.count:,} tokens of {split.name}; "
+            f"{', '.join(map(str, chosen))} over {count:,} tokens of {split.name}; "
             f"{units.count_silent:,} are never above 0. For each property of tokens, those that "
             "follow it most; all are in neurons-units.jsonl. That a unit goes with a property does "
             "not say that the model uses it."
@@ -228,7 +210,7 @@ class Neurons(Analysis):
         return Finding(
             "Units of the feed-forward layers",
             summary,
-            {"units": units.count_units, "never above 0": units.count_silent, "tokens": sums.count},
+            {"units": units.count_units, "never above 0": units.count_silent, "tokens": count},
             [
                 FindingTable(
                     ["property", "block", "unit", "correlation", "mean", "share above 0"],
@@ -263,8 +245,8 @@ class Neurons(Analysis):
 
 
 def _add_batch(
-    subject: Subject, batch: Batch, properties: TokenProperties, sums: PropertySums,
-    units: Mapping[int, UnitSums], beside: int,
+    subject: Subject, batch: Batch, properties: TokenProperties, units: Mapping[int, UnitSums],
+    beside: int,
 ) -> None:  # fmt: skip
     """Pass a batch through the model, and add what its units say of tokens of texts."""
     on_host = {name: value.cpu() for name, value in batch.items()}
@@ -272,7 +254,6 @@ def _add_batch(
     properties_NP = properties.property_values(on_host)[is_text_N]
     context_NW = contexts_of(on_host, beside)[is_text_N]
     mask_N = batch["mask"].flatten()
-    sums.add(properties_NP)
 
     def add_units(place: int, values: Tensor) -> None:
         if place not in units:
@@ -288,14 +269,12 @@ def _add_batch(
 
 class _UnitStatistics:
     def __init__(
-        self, tokenizer: Tokenizer, names: Sequence[str], sums: PropertySums,
-        units: Mapping[int, UnitSums],
-    ) -> None:  # fmt: skip
+        self, tokenizer: Tokenizer, names: Sequence[str], units: Mapping[int, UnitSums]
+    ) -> None:
         self._tokenizer, self._names, self._units = tokenizer, names, units
-        count = sums.count
-        self._mean = {at: block.means(count).tolist() for at, block in units.items()}
-        self._share = {at: block.positive_shares(count).tolist() for at, block in units.items()}
-        self._correlations = {at: block.correlations(sums) for at, block in units.items()}
+        self._mean = {at: block.means().tolist() for at, block in units.items()}
+        self._share = {at: block.positive_shares().tolist() for at, block in units.items()}
+        self._correlations = {at: block.correlations() for at, block in units.items()}
         self.count_units = sum(map(len, self._mean.values()))
         self.count_silent = sum(share == 0 for shares in self._share.values() for share in shares)
 

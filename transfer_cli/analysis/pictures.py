@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DOTS = 110
-"""Dots an inch of a picture."""
-
 _MOST_TICKS = 24
 
 
@@ -42,8 +39,8 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def as_png(figure: "Figure") -> bytes:
     """Return a figure as a PNG."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DOTS)
+    file, dots_an_inch = io.BytesIO(), 110
+    figure.savefig(file, format="png", dpi=dots_an_inch)
     return file.getvalue()
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transfer_cli.analysis.analysis import Analysis, Numbers, Subject, evenly_spread
 from transfer_cli.analysis.cka import MIN_VECTORS, cka
 from transfer_cli.assembly.finished_run import open_for_analysis
-from transfer_cli.batch import Batch, real_sequences
+from transfer_cli.batch import real_sequences
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.added import Mergeable, added_parameters, merged_layers
 from transfer_cli.model.attention import SelfAttention
@@ -54,7 +54,8 @@ class ComparedTokens:
     def states(self, subject: Subject) -> Tensor:
         """Return `[L, N, D]` in float32, on the CPU."""
         parts, begun = list[Tensor](), 0
-        for _, batch, states in _read_states(subject, self.rows):
+        for _, batch in subject.read_batches(subject.split, self.rows):
+            states = Encoding(subject.model, batch).states
             real_N = batch["mask"].flatten().nonzero().squeeze(1)
             first, last = np.searchsorted(self.places, (begun, begun + len(real_N)))
             chosen = torch.from_numpy(self.places[first:last] - begun).to(real_N.device)
@@ -78,7 +79,9 @@ class ComparedTexts:
     def states(self, subject: Subject) -> Tensor:
         """Return `[L, N, D]` in float32, on the CPU."""
         parts, numbers = list[Tensor](), list[Tensor]()
-        for rows, batch, states in _read_states(subject, _first_rows(subject)[self.examples]):
+        first_rows = _first_rows(subject)[self.examples]
+        for rows, batch in subject.read_batches(subject.split, first_rows):
+            states = Encoding(subject.model, batch).states
             mask_ST = batch["mask"].flatten(0, -2)
             there_S = real_sequences(batch)
             vectors = [pool(state, mask_ST, self.pooling)[there_S].float() for state in states]
@@ -115,12 +118,6 @@ def choose_items(
     return ComparedTexts(evenly_spread(len(_first_rows(subject)), most), pooling)
 
 
-def _read_states(subject: Subject, rows: Numbers) -> Iterator[tuple[Numbers, Batch, list[Tensor]]]:
-    """Yield numbers, batch and states `[S, T, D]` of some rows."""
-    for numbers, batch in subject.read_batches(subject.split, rows):
-        yield numbers, batch, list(Encoding(subject.model, batch).states)
-
-
 def _have_equal_tokens(subject: Subject, other: Subject, rows: Numbers) -> bool:
     if len(subject.split.data) != len(other.split.data):
         return False
@@ -146,11 +143,7 @@ _STEP = re.compile(r"step-(\d+)")
 class Similarity(Analysis):
     """CKA between all layers of two models, and how far the weights of each layer moved.
 
-    Args:
-        over: What is compared: the states of tokens, which both have to read alike, or those of
-            texts, pooled; auto: of tokens, where that is so.
-        most: Tokens or texts that are compared, at most.
-        over_time: Whether each checkpoint of the run is compared with the other model, too.
+    For the options see `conf/analysis/similarity.yaml`.
     """
 
     needs_other: ClassVar[bool] = True

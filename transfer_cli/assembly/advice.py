@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.config.schema import MixingConfig
 
 FEWEST_STEPS = 4
 """Steps from which on a stage is long enough to learn in, however small a part of an epoch.
@@ -18,7 +19,9 @@ FEW_STEPS, ENOUGH_STEPS = 50, 80
 
 def advice(plan: Blueprint) -> list[str]:
     """Return what to say of a run before it begins."""
-    return [*_warmup_advice(plan), *_steps_advice(plan), *_texts_advice(plan)]
+    return [
+        *_warmup_advice(plan), *_steps_advice(plan), *_texts_advice(plan), *_unread_advice(plan),
+    ]  # fmt: skip
 
 
 def _warmup_advice(plan: Blueprint) -> Iterator[str]:
@@ -66,6 +69,22 @@ def _texts_advice(plan: Blueprint) -> Iterator[str]:
         yield (
             "model.segments: nothing but the separator tells this model both texts of a pair "
             "apart; a fresh one learns them with model.segments=2"
+        )
+
+
+def _unread_advice(plan: Blueprint) -> Iterator[str]:
+    """Say so of keys that nothing in this run reads."""
+    usual, forgetting = vars(MixingConfig()), plan.config.forgetting
+    changed = [f"mixing.{key}" for key in usual if plan.config.mixing[key] != usual[key]]
+    if changed and plan.course.sizes.mixture is None:
+        yield (
+            f"{', '.join(changed)}: every step draws the main data, so nothing is mixed; give a "
+            "stream steps of its own (streams.NAME without `with`), or leave it out"
+        )
+    if forgetting.data is None and forgetting.blocks is not None:
+        yield (
+            "forgetting.blocks: nothing is measured without a text; give forgetting.data=source, "
+            "or leave it out"
         )
 
 

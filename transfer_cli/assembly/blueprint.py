@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.adaptation.adaptation import Adaptation
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained
+from transfer_cli.assembly.model import block_length
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.engine.precision import Precision
@@ -24,7 +24,7 @@ from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import Base, LoadReport, ModelDescription
 from transfer_cli.objectives.base import Loss, declared_metrics
-from transfer_cli.optim.schedules import LRScheduler
+from transfer_cli.optim.schedules import LRScheduler, StagePlan
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,11 @@ class Blueprint:
     def model(self) -> TransferModel:
         """The model, with its edits."""
         return self.network.model
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of a block of running text, and of a labelled one at most."""
+        return block_length(self.config.data.get("length"), self.model.backbone.shape.positions)
 
     @property
     def time_limit_text(self) -> str:

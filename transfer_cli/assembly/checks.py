@@ -8,7 +8,6 @@ from typing import Any
 
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import RequestedLoss
@@ -23,10 +22,10 @@ from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.answering import UnitObjective
 from transfer_cli.objectives.base import Loss, loss_key
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.optim.schedules import StagePlan
 
 SOURCE_CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
 
@@ -57,25 +56,6 @@ def check_lm_head(
         f"there; give it one first: transfer pretrain {path_override('init_from', start.folder)} "
         f"objective={objective} data=text data.train=FILE run.dir=RUN, then init_from=RUN{more}"
     )
-
-
-def check_confidence(losses: Sequence[Loss], *, validates: bool) -> None:
-    """Refuse what says when not to answer where it cannot be fitted."""
-    for loss in losses:
-        objective, key = loss.objective, loss_key(loss.name)
-        if not isinstance(objective, UnitObjective):
-            continue
-        promised = objective.abstain
-        if promised is not None and not 0 < promised < 1:
-            raise ConfigError(
-                f"{key}.abstain is {promised:g}, expected the share of answers that is to be "
-                "right, between 0 and 1, such as 0.95"
-            )
-        why = "" if validates else "there is no validation split to fit it on"
-        if why or loss.name != "main":
-            wants = {"abstain": promised is not None, "calibrate": objective.calibrate is True}
-            keys = {f"{key}.{name}": wanted for name, wanted in wants.items()}
-            _refuse(keys, f": {why or 'it is for the main objective'}; leave it out")
 
 
 def check_residual(loop: LoopConfig, precision: Precision) -> None:

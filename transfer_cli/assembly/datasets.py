@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.assembly.init_from import (
-    Pretrained,
+from transfer_cli.assembly.chosen_tokenizer import (
     choose_chat_template,
     choose_tokenizer,
     default_line_rule,
 )
+from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.assembly.losses import RequestedLoss, check_task
 from transfer_cli.assembly.model import block_length, direction_of
 from transfer_cli.assembly.origins import Origins
@@ -56,10 +56,6 @@ NoteText = Callable[[Mapping[str, TextSplit]], None]
 
 FindTemplate = Callable[[Tokenizer], ChatTemplate | None]
 """Returns how conversations become texts that a tokenizer reads."""
-
-
-def _note_nothing(splits: Mapping[str, TextSplit]) -> None:
-    """Take no notice of a text."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,10 @@ class PreparedData:
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
         train = () if self.task is None else self.splits["train"].encoded.examples
-        return TaskInfo(tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train)
+        return TaskInfo(
+            tokenizer, self.labels, task=self.task, pairs=self.pairs, train=train,
+            validates="validation" in self.splits,
+        )  # fmt: skip
 
     def encoded(self) -> "PreparedData":
         """Return it as it is."""
@@ -168,8 +167,9 @@ class UnencodedData:
         """Return what an objective learns about it."""
         data_task = task_of_data(self.data)
         return TaskInfo(
-            tokenizer, data_task.labels, task=data_task, train=self.data.splits["train"]
-        )
+            tokenizer, data_task.labels, task=data_task, train=self.data.splits["train"],
+            validates="validation" in self.data.splits,
+        )  # fmt: skip
 
     def encoded(self) -> PreparedData:
         """Return it, encoded."""
@@ -232,7 +232,7 @@ def run_data(
     The main objective decides how labelled data of the main one are written.
     """
     place = DataPlace(config.data_dir, config.seed)
-    main_source = build_source(config.data)
+    main_source = build_source(config.data, TextData if command == "pretrain" else TaskData)
     sources = {
         str(name): _stream_source(node, f"streams.{name}") for name, node in config.streams.items()
     }
@@ -242,13 +242,14 @@ def run_data(
     labels: UnencodedData | None = None
     first: PreparedData | UnencodedData
     if command == "pretrain":
-        source: TextData = require_kind(main_source, TextData)
         note = partial(origins.check_text, "data")
-        first, tokenizer = prepare_text(source, place, shape, tokenizer, note=note, lines=lines)
+        first, tokenizer = prepare_text(
+            main_source, place, shape, tokenizer, note=note, lines=lines
+        )
         lines = first.lines
     else:
         labels = _main_labelled_data(
-            require_kind(main_source, TaskData), place, shape, tokenizer, start, origins, main, chat
+            main_source, place, shape, tokenizer, start, origins, main, chat
         )
         first, tokenizer = labels, labels.tokenizer
         if task_of_data(labels.data).makes_windows:  # how many rows there are shows then
@@ -355,22 +356,16 @@ def prepare_stream(
     return replace(prepared, splits=fewer)
 
 
-def build_source(node: Any) -> TextData | TaskData:
-    """Return the data that a config describes, to train on or to evaluate on."""
-    built: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
-    if isinstance(built, PairsOfSentences | ClozeTexts):
-        kind = "pairs of sentences" if isinstance(built, PairsOfSentences) else "texts with a gap"
-        raise ConfigError(
-            f"data: these are {kind}, which only score takes: type transfer score run=RUN"
-        )
-    source: TextData | TaskData = built
-    return source
-
-
-def require_kind(source: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:
-    """Return a data source that has to be of the kind that a command works on."""
+def build_source(node: Any, kind: Any = TextData | TaskData) -> Any:
+    """Return the data that a config describes, which has to be of a kind, to train on or score."""
+    source: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
     if isinstance(source, kind):
         return source
+    if isinstance(source, PairsOfSentences | ClozeTexts):
+        what = "pairs of sentences" if isinstance(source, PairsOfSentences) else "texts with a gap"
+        raise ConfigError(
+            f"data: these are {what}, which only score takes: type transfer score run=RUN"
+        )
     if kind is TaskData:
         raise ConfigError(
             "data: this is text without labels, which only pretrain takes; "
@@ -388,7 +383,7 @@ def prepare_text(
     shape: BackboneShape,
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
-    note: NoteText = _note_nothing,
+    note: NoteText = lambda _: None,
     lines: LineRule | None = None,
 ) -> tuple[PreparedData, Tokenizer]:
     """Return a text, or `only` some of its splits, and the tokenizer that encoded it.
@@ -417,7 +412,7 @@ def encode_whole_texts(
     direction: Direction,
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
-    note: NoteText = _note_nothing,
+    note: NoteText = lambda _: None,
     lines: LineRule | None = None,
 ) -> tuple[dict[str, EncodedText], Tokenizer, LineRule]:
     """Return splits of a text, each encoded in one piece, with tokenizer and rule for line breaks.
@@ -459,7 +454,7 @@ def encode_files(
     tokenizer: Tokenizer,
     shape: BackboneShape,
     length: int,
-    note: NoteText = _note_nothing,
+    note: NoteText = lambda _: None,
     lines: LineRule = "end",
 ) -> Split:
     """Return all of some text files, encoded, to be scored."""

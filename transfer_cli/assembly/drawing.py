@@ -22,16 +22,15 @@ from transfer_cli.assembly.blueprint import (
     carries_memory,
     has_fixed_features,
 )
+from transfer_cli.assembly.chosen_tokenizer import INHERITED, with_new_rows
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.flops_estimate import flops_of_run, full_text_costs
 from transfer_cli.assembly.init_from import (
-    INHERITED,
     Pretrained,
     as_encoder_decoder,
     open_start,
     pick_layers,
     tensors_with_parts,
-    with_new_rows,
 )
 from transfer_cli.assembly.losses import (
     RequestedLoss,
@@ -45,9 +44,9 @@ from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.teachers import check_teachers, open_teachers
 from transfer_cli.config.build import TARGET, build, class_of
-from transfer_cli.config.check_training import base_lr, check_init_from
-from transfer_cli.config.decided import with_values
+from transfer_cli.config.decided import base_lr, with_values
 from transfer_cli.config.flat import flat_items
+from transfer_cli.config.models import check_init_from
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.config.stored import plain_values
 from transfer_cli.data.mixture import Mixture, mixture_epoch_steps
@@ -75,11 +74,6 @@ log = logging.getLogger(__name__)
 PROBED_STEPS = 1000
 """Steps of a run that only estimates the cost of training: enough for its stages."""
 
-_PROBED_LENGTH = {"loop.flops": None, "loop.steps": PROBED_STEPS}
-
-DEPTH = "model.depth"
-"""The key of a model that may be typed beside `init_from`: so many of its blocks."""
-
 
 def draw_blueprint(
     config: DictConfig,
@@ -99,7 +93,7 @@ def draw_blueprint(
     precision = command_precision(command, config.device, "fp32" if exact else config.precision)
     loop = build(config.loop, "loop", LoopConfig)
     checks.check_residual(loop, precision)
-    requested = build_objectives(config)
+    requested = build_objectives(config.objective, config.losses, config.streams)
     adaptation = build(config.adaptation, "adaptation", Adaptation)
     sharded = checks.is_sharded(config.parallel, requested, adaptation, config.forgetting.data)
     start = _starting_point(config, command, typed, requested, adaptation, values=device != "meta")
@@ -122,7 +116,8 @@ def draw_blueprint(
     loop = _with_length_in_steps(
         replace(loop, batch=min(loop.batch, data.counts["main"])), data, shape,
         config.data.get("length"), lambda: draw_blueprint(
-            with_values(config, _PROBED_LENGTH), command, typed, origins, device="meta"
+            with_values(config, {"loop.flops": None, "loop.steps": PROBED_STEPS}),
+            command, typed, origins, device="meta",
         ),
     )  # fmt: skip
     sizes = sizes_of(data.drawn_counts, loop, mixing, config.seed)
@@ -243,11 +238,9 @@ def _bound_losses(
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == kind:
             requested["main"].objective.inherit_options(described.objective)
-    losses = bind_losses(
+    return bind_losses(
         requested, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
-    checks.check_confidence(losses, validates="validation" in data.splits)
-    return losses
 
 
 def _build_course(
@@ -284,10 +277,16 @@ def _lengths_vary(shape: BackboneShape, data: RunData) -> bool:
 
 
 def _check_optimizer(plan: Blueprint) -> None:
-    """Refuse one of sparse gradients, or that solves where each evaluation has another loss."""
-    if issubclass(class_of(plan.config.optimizer, "optimizer"), torch.optim.SparseAdam):
+    """Refuse one that cannot train it, or that solves where each evaluation has another loss."""
+    kind = class_of(plan.config.optimizer, "optimizer")
+    if issubclass(kind, torch.optim.SparseAdam):
         raise ConfigError(
             "optimizer: SparseAdam takes sparse gradients, and there are none; take optimizer=adamw"
+        )
+    if issubclass(kind, torch.optim.LBFGS):
+        raise ConfigError(
+            "optimizer: torch's LBFGS knows no layer groups and no weight decay; take "
+            "optimizer=lbfgs"
         )
     if not is_solver(plan.config.optimizer):
         return
@@ -330,10 +329,10 @@ def _starting_point(
     values: bool,
 ) -> StartingPoint:
     """Return what the run starts from, in pretraining perhaps some of its blocks alone."""
-    may_change = {DEPTH} if command == "pretrain" else frozenset[str]()
-    start = open_start(config.init_from, config.get("base"), typed, may_change)
+    depth = {"model.depth"} if command == "pretrain" else set[str]()  # so many of its blocks
+    start = open_start(config.init_from, config.get("base"), typed, may_change=depth)
     if command == "pretrain":
-        asks = any(word.lstrip("+").partition("=")[0] == DEPTH for word in typed)
+        asks = any(word.lstrip("+").partition("=")[0] in depth for word in typed)
         layers = config.student.layers
         start = pick_layers(
             start, None if layers is None else list(layers), config.model.depth if asks else None

@@ -118,8 +118,11 @@ class Ensemble:
             for votes in zip(*group_answers, strict=True)
         ]
         for at, example in enumerate(local_examples):
-            answer, warning = combined[at], self._warning(example, [flags[at] for flags in known])
-            combined[at] = answer if answer is None or not warning else {**answer, WARNING: warning}
+            warning = None if all(flags[at] for flags in known) else UNKNOWN
+            if is_empty(self.task.texts(example)):
+                warning = EMPTY
+            if warning and (answer := combined[at]) is not None:
+                combined[at] = {**answer, WARNING: warning}
         answers: list[Answer | None] = [None] * len(examples)
         gathered = distributed.all_gather_text(_as_json(combined, [*chain.from_iterable(cuts)]))
         for part, text in zip(parts, gathered, strict=True):
@@ -152,16 +155,6 @@ class Ensemble:
                     f"run: {other.path} ends a text with another token than {first.path}, as one "
                     "model is causal and the other is not; give runs that are alike in this"
                 )
-
-    def _warning(self, example: Any, known: Sequence[bool]) -> str | None:
-        """Return what keeps an answer from being one to its text, if anything does.
-
-        Args:
-            known: Whether each run knows any token of it.
-        """
-        if is_empty(self.task.texts(example)):
-            return EMPTY
-        return None if all(known) else UNKNOWN
 
     def warn_of_texts(self) -> None:
         """Say how many examples were empty, not known, or too long for a run."""

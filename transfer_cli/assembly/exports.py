@@ -25,8 +25,6 @@ from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import POOLER, SequenceObjective
 from transfer_cli.tasks.base import Task
 
-POOLER_HEAD = f"heads.{POOLER}."
-
 
 def export_description(plan: Blueprint) -> str:
     """Return in words what `transfer export` will make of a finished run, or why it will not."""
@@ -93,7 +91,8 @@ def exportable_model(
     tensors = {n: tensor.detach() for n, tensor in model.state_dict().items() if n not in merged}
     tensors |= heads or {}
     if classifier is not None and not classifier.pooler:  # which then nothing reads
-        tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(POOLER_HEAD)}
+        pooler = f"heads.{POOLER}."
+        tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(pooler)}
     return Ours(
         shape=description.shape,
         tensors=scaled_to_units(tensors, classifier, task),

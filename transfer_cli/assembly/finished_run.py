@@ -110,16 +110,16 @@ def open_trained(
     if beams:
         start = _with_search(start, path, beams)
     planned, objective = bound_objective(start), bound_objective(start)
-    if start.graph is not None:
-        if not start.graph.has_head:
-            raise CheckpointError(
-                f"run: {path} is an ONNX graph without a head, which answers nothing (embed takes "
-                "it); export the run with head=true"
-            )
-        return TrainedModel(**vars(_load_on_device(path, start, objective, {}, precision)))
-    tensors = tensors_with_parts(start, planned)
-    with without_weights():  # a head of absurd size is refused before there is one
-        load_trained(start, planned, tensors)
+    tensors: Mapping[str, Tensor] = {}
+    if start.graph is None:
+        tensors = tensors_with_parts(start, planned)
+        with without_weights():  # a head of absurd size is refused before there is one
+            load_trained(start, planned, tensors)
+    elif not start.graph.has_head:
+        raise CheckpointError(
+            f"run: {path} is an ONNX graph without a head, which answers nothing (embed takes it); "
+            "export the run with head=true"
+        )
     return TrainedModel(**vars(_load_on_device(path, start, objective, tensors, precision)))
 
 

@@ -61,8 +61,7 @@ def least_seconds(
     A step does more than these, and takes longer. It is None where it is less than `more_than`.
     """
     lengths = prepared["main"].lengths
-    full = plan.config.data.get("length") or plan.model.backbone.shape.positions
-    length = full if lengths is None else max(1, int(lengths.mean()))
+    length = plan.most_tokens if lengths is None else max(1, int(lengths.mean()))
     prices, amounts, _ = full_text_costs(plan, length)
     total = flops_of_run(plan, prices, amounts)
     if total < SLOWEST_FLOPS * more_than:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.flops_estimate import flops_of_run, full_text_costs
-from transfer_cli.assembly.model import block_length
 from transfer_cli.config.decided import with_values
 from transfer_cli.config.flat import flat_items
 from transfer_cli.config.stored import plain_values
@@ -41,7 +40,7 @@ def with_prediction(plan: Blueprint) -> Blueprint:
             f"ladder.of: {sweep} has {key}={there} where this run has {here}, and a loss per token "
             f"differs with it; type {key}={there} to compare"
         )
-    length = block_length(config.data.get("length"), model.backbone.shape.positions)
+    length = plan.most_tokens
     operations = flops_of_run(plan, *full_text_costs(plan, length)[:2])
     tokens = plan.course.sizes.total_steps * plan.course.loop.batch * length
     parameters = sum(parameter.numel() for parameter in model.parameters())

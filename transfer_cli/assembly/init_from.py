@@ -7,40 +7,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from transfer_cli.assembly.model import apply_edits, build_model
-from transfer_cli.config.build import build
 from transfer_cli.config.models import expand_short_name, listed_models
-from transfer_cli.data.chat_template import (
-    CHATML,
-    MAX_TEMPLATE_BYTES,
-    ChatTemplate,
-    chatml,
-    with_end_token,
-)
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.chat_template import ChatTemplate
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.tokenizer_recipes import (
-    BytePairs,
-    FromFile,
-    Inherited,
-    SizedByText,
-    TokenizerRecipe,
-    WordPiece,
-    is_auto,
-)
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, raised_as
+from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
 from transfer_cli.interop.graph_folder import GRAPH, GraphFolder, is_graph_folder, open_graph
-from transfer_cli.interop.published_folder import TOKEN_TABLES, Published, is_published, open_folder
+from transfer_cli.interop.published_folder import Published, is_published, open_folder
 from transfer_cli.interop.vocabulary import read_chat_template
-from transfer_cli.model.backbone import INITIAL_STD, BackboneShape
 from transfer_cli.model.borrowing import model_as_head
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.picked_blocks import (
@@ -69,15 +49,7 @@ from transfer_cli.objectives.base import Loss, Objective
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import CHECKPOINTS, HUB, PARTS, TOKENIZER, model_folders
-from transfer_cli.safe_files import read_text
-from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task, build_task
-
-INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
-"""What `tokenizer=inherited` is built of."""
-
-CROSS_ATTENTION = ".cross_attention"
-"""What the name of each parameter has that a decoder's block has beside a model of one stack."""
 
 MAX_BASES = 20
 """How many models may each refer to the next one. A circle of them is refused by that, too."""
@@ -231,7 +203,8 @@ class Pretrained:
     def fresh_names(self, model: TransferModel) -> frozenset[str]:
         """Return the names of a backbone's parameters that it lacks."""
         names = model.state_dict() if self.in_both else ()
-        return frozenset(name for name in names if CROSS_ATTENTION in name)
+        # All that a decoder's block has beside one of a model of one stack.
+        return frozenset(name for name in names if ".cross_attention" in name)
 
     def _with_base(self, *, values: bool, below: int = 0) -> Mapping[str, Tensor]:
         if self.published:
@@ -291,7 +264,9 @@ def tensors_with_parts(
     Parts of another shape than the objective's are left out; for `values` see `Pretrained.tensors`.
     """
     tensors, parts = start.tensors(values=values), dict[str, Tensor]()
-    for name, part in objective.parts_of(start.description.shape).items():
+    with raised_as(ConfigError, "objective."):
+        wanted = objective.parts_of(start.description.shape)
+    for name, part in wanted.items():
         folder = start.folder.parent / PARTS / name
         if (
             folder.is_dir()
@@ -339,7 +314,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     weights, folder = model_folders(place, key, listed_models())
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
-    tokenizer = LibraryTokenizer.load(folder / TOKENIZER)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:
         raise CheckpointError(
             f"{key}: {folder / TOKENIZER} is not the tokenizer that this model was trained with; "
@@ -450,88 +425,3 @@ def as_encoder_decoder(start: Pretrained, objective: Objective) -> Pretrained:
         "starts fresh", start.folder,
     )  # fmt: skip
     return replace(start, description=replace(start.description, shape=both), in_both=True)
-
-
-def default_line_rule(tokenizer: Tokenizer, direction: str) -> LineRule:
-    """Return what becomes of line breaks in the text of a new model.
-
-    They are kept by a causal one whose tokenizer has them, and a token that ends texts, as those of
-    published models do. The separator of a tokenizer that is made here ends lines.
-    """
-    keeps = direction == "causal" and tokenizer.ends_texts and tokenizer.keeps_lines
-    return "keep" if keeps else "end"
-
-
-def choose_tokenizer(
-    node: Mapping[str, Any] | None, start: Pretrained | None, shape: BackboneShape | None = None
-) -> Tokenizer | TokenizerRecipe:
-    """Return the pretrained model's tokenizer, perhaps with further tokens.
-
-    Without such a model, it is the recipe of a new one, for a model of this shape if there is one.
-    """
-    if start is None:
-        return _build_recipe(node, shape)
-    recipe = None if node is None else _build_recipe(node, shape)
-    if isinstance(recipe, FromFile) and recipe.make(lambda: iter(())).hash != start.tokenizer.hash:
-        raise CheckpointError(
-            "init_from: that model was trained with another tokenizer than tokenizer.path; "
-            "leave tokenizer= out to use the model's own"
-        )
-    if isinstance(recipe, Inherited):
-        return recipe.grown(start.tokenizer)
-    return start.tokenizer
-
-
-def _build_recipe(node: Mapping[str, Any] | None, shape: BackboneShape | None) -> TokenizerRecipe:
-    if node is None or not is_auto(node.get("size")):
-        recipe: TokenizerRecipe = build(node, "tokenizer", TokenizerRecipe)
-        return recipe
-    rest = {key: value for key, value in node.items() if key != "size"}
-    largest: WordPiece | BytePairs = build(rest, "tokenizer", WordPiece | BytePairs)
-    if most := node["size"].partition(":")[2]:
-        return SizedByText(largest, int(most))
-    if shape is None:
-        return SizedByText(largest, largest.size)
-    # A table of so many tokens has as many weights as all the rest.
-    return SizedByText(largest, shape.matrix_bytes(0) // (4 * shape.embedding_size))
-
-
-def choose_chat_template(
-    node: Mapping[str, Any] | None, start: Pretrained | None, tokenizer: Tokenizer
-) -> ChatTemplate | None:
-    """Return how conversations become texts: as the config says, else as the model does."""
-    place = None if node is None else node.get("chat_template")
-    template = None if start is None else start.chat_template
-    if place == CHATML:
-        template = chatml()
-    elif place is not None:
-        with raised_as(ConfigError, f"tokenizer.chat_template: {place}: ", OSError, ValueError):
-            source = read_text(Path(place).expanduser(), MAX_TEMPLATE_BYTES)
-        tokens = {} if template is None else template.tokens
-        template = ChatTemplate(source, tokens, where=str(place))
-    if template is None:
-        return None
-    with raised_as(ConfigError, "tokenizer.chat_template: ", DataError):
-        return with_end_token(template, tokenizer)
-
-
-def with_new_rows(
-    tensors: Mapping[str, Tensor], tokenizer: Tokenizer, grown: Tokenizer, seed: int
-) -> tuple[Mapping[str, Tensor], frozenset[str]]:
-    """Return weights with rows for the tokens that a tokenizer has got, and the names of those.
-
-    A row is drawn from N(m, 0.02^2) with the mean m of the others, so that no new token is far
-    likelier than they are (Hewitt 2021); a bias is m.
-    """
-    count = grown.size - tokenizer.size
-    if not count:
-        return tensors, frozenset()
-    extended, names = dict(tensors), [name for name in TOKEN_TABLES if name in tensors]
-    generator = torch.Generator().manual_seed(derive(seed, "new tokens"))
-    for name in names:
-        table = tensors[name]
-        rows = table.mean(0, keepdim=True).expand(count, *table.shape[1:])
-        if table.dim() > 1 and not table.is_meta:
-            rows = rows + INITIAL_STD * torch.randn(rows.shape, generator=generator)
-        extended[name] = torch.cat([table, rows.to(table.dtype)])
-    return extended, frozenset(names)

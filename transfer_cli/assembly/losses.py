@@ -1,11 +1,9 @@
 """Config to losses: what a run trains for, and how much each counts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-from omegaconf import DictConfig
 
 from transfer_cli.config.build import build, resolved_node
 from transfer_cli.errors import ConfigError, at_least, did_you_mean, raised_as
@@ -75,18 +73,18 @@ def _direction_cure(name: str, objective: Objective, direction: str) -> str:
     return ""
 
 
-def build_objectives(config: DictConfig) -> dict[str, RequestedLoss]:
-    """Return the losses that the config asks for, "main" first."""
-    nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
-    streams = ["main", *map(str, config.streams)]
+def build_objectives(
+    objective: Any, further: Mapping[str, Any], streams: Iterable[str]
+) -> dict[str, RequestedLoss]:
+    """Return the losses that nodes of the config ask for, "main" first."""
+    nodes = {"main": objective, **further}
+    streams = ["main", *streams]
     losses: dict[str, RequestedLoss] = {}
     for name, node in nodes.items():
         key = loss_key(name)
-        objective = build(objective_options(node, key), key, Objective)
-        options = {
-            name: value for name, value in resolved_node(node, key).items() if name in LOSS_OPTIONS
-        }
-        loss = losses[name] = build(options, key, RequestedLoss, objective=objective)
+        own = build(objective_options(node, key), key, Objective)
+        options = {n: value for n, value in resolved_node(node, key).items() if n in LOSS_OPTIONS}
+        loss = losses[name] = build(options, key, RequestedLoss, objective=own)
         stream = loss.stream
         if stream not in streams:
             raise ConfigError(

@@ -15,9 +15,6 @@ from transfer_cli.fitting import FILLED, free_bytes, rows_that_fit
 from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.optim.lbfgs import HISTORY, LBFGS
 
-FLOAT_BYTES = 4
-"""Bytes of a number in float32."""
-
 STATES_PREFIX = "states of"
 """What the name of the part begins with that grows with a micro-batch."""
 
@@ -64,8 +61,8 @@ def _shard_count(blueprint: Blueprint) -> int:
 
 def max_text_length(blueprint: Blueprint, prepared: Mapping[str, PreparedData]) -> int:
     """Return the tokens of the longest text that a run trains on: no batch is wider."""
-    block = blueprint.config.data.get("length") or blueprint.model.backbone.shape.positions
-    return max(block if p.lengths is None else int(p.lengths.max()) for p in prepared.values())
+    lengths = (part.lengths for part in prepared.values())
+    return max(blueprint.most_tokens if of is None else int(of.max()) for of in lengths)
 
 
 def memory_text(blueprint: Blueprint, length: int) -> str:
@@ -103,7 +100,7 @@ def memory_parts(
     share = -(-loop.batch // num_processes(config.devices))
     if rows is None:
         rows = min(int(loop.micro_batch or share), share)
-    length = length or config.data.get("length") or shape.positions
+    length = length or blueprint.most_tokens
     # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
     blocks = [
         int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
@@ -133,7 +130,8 @@ def memory_parts(
         f"{earlier} remembered positions": share * shape.depth * earlier * shape.width,
         f"{STATES_PREFIX} {rows} x {length} tokens": held,
     }
-    return {name: FLOAT_BYTES * count for name, count in parts.items() if count}
+    float_bytes = 4  # of each number, in float32
+    return {name: float_bytes * count for name, count in parts.items() if count}
 
 
 def _num_averages(blueprint: Blueprint) -> int:

@@ -1,8 +1,6 @@
 """A model with its heads and edits, built from its shape and the nodes of a config."""
 
-import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +12,9 @@ from transfer_cli.errors import ConfigError, raised_as
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.encoder_decoder import build_backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import LoadReport
 from transfer_cli.objectives.base import Loss
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Direction
-
-log = logging.getLogger(__name__)
 
 
 def build_model(
@@ -31,7 +26,7 @@ def build_model(
     heads: dict[str, torch.nn.Module] = {}
     for loss in losses:
         for name, head in loss.objective.modules(backbone).items():
-            if name in heads and tensor_shapes(heads[name]) != tensor_shapes(head):
+            if name in heads and _tensor_shapes(heads[name]) != _tensor_shapes(head):
                 raise ConfigError(
                     f"losses.{loss.name}: its head {name!r} has another shape elsewhere"
                 )
@@ -39,8 +34,7 @@ def build_model(
     return TransferModel(backbone, heads)
 
 
-def tensor_shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
-    """Return the shapes of a module's tensors, by name."""
+def _tensor_shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
@@ -76,14 +70,6 @@ def edit_nodes(adaptation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nodes of the edits that an adaptation asks for, by name, in order."""
     nodes = resolved_node(adaptation.get("edits") or {}, "adaptation.edits")
     return {name: node for name, node in nodes.items() if node is not None}
-
-
-def log_loaded(report: LoadReport, weights: Path) -> None:
-    """Log the numbers and names of loaded, new and dropped tensors."""
-    log.info("loaded %d tensors from %s", len(report.loaded), weights)
-    for what, names in (("new", report.new), ("dropped", report.dropped)):
-        if names:
-            log.info("%s: %s", what, ", ".join(names))
 
 
 def direction_of(shape: BackboneShape) -> Direction:

@@ -4,21 +4,19 @@ Of each split a few digests are noted. Files are named for messages alone, since
 """
 
 import hashlib
-import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.labelled import LabelledData
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, list_names, one_of
+from transfer_cli.errors import CheckpointError, DataError, list_names, one_of, raised_as
 from transfer_cli.model.weights import ModelDescription, read_description
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
@@ -27,8 +25,7 @@ from transfer_cli.tasks.base import build_task
 
 log = logging.getLogger(__name__)
 
-ACCEPT = "accept"
-CHANGED = ("refuse", ACCEPT)
+CHANGED = ("refuse", "accept")
 """The values of `data.changed`."""
 
 _CHUNK_SIZE = 1000
@@ -82,7 +79,7 @@ class Origins:
     """
 
     def __init__(self, run: RunDirectory | None = None, changed: str = "refuse") -> None:
-        one_of("data.changed", changed, CHANGED, ConfigError)
+        one_of("data.changed", changed, CHANGED)
         self.changed = changed
         self._model: ModelDescription | None = None
         self._data: dict[str, dict[str, SplitIdentity]] = {}
@@ -142,7 +139,7 @@ class Origins:
         place = "init_from"
         if not isinstance(tokenizer, Tokenizer):
             tokenizer, place = (
-                LibraryTokenizer.load(self._folder / TOKENIZER),
+                Tokenizer.load(self._folder / TOKENIZER),
                 str(self._folder / TOKENIZER),
             )
         if tokenizer.hash != self._model.tokenizer_hash:
@@ -172,7 +169,7 @@ class Origins:
         if not changes:
             return
         message = f"{shown_key}: {list_names([*why, *changes], 2)}"
-        if self.changed != ACCEPT:
+        if self.changed != "accept":
             raise DataError(
                 f"{message} since the run began. Put it back, or say data.changed=accept to go on "
                 "with what is there."
@@ -195,14 +192,12 @@ class Origins:
         write_json(run.origins, record)
 
     def _read(self, run: RunDirectory) -> None:
-        try:
-            record = read_json(run.origins)
-        except FileNotFoundError:
+        if not run.origins.exists():
             log.info("%s has no record of what it was made from; nothing is compared", run.path)
             return
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{run.origins} is damaged: {error}") from error
-        try:
+        kinds = (OSError, KeyError, TypeError, ValueError, AttributeError)
+        with raised_as(CheckpointError, f"{run.origins} is damaged: ", *kinds):
+            record = read_json(run.origins)
             self._data = {
                 key: {name: _read_identity(split) for name, split in splits.items()}
                 for key, splits in record["data"].items()
@@ -210,8 +205,6 @@ class Origins:
             self._labels = {key: tuple(map(str, names)) for key, names in record["labels"].items()}
             self._weights = {key: str(digest) for key, digest in record["weights"].items()}
             self.accepted = list(map(str, record["accepted"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{run.origins} is damaged: {error!r}") from error
 
 
 def _read_identity(record: Mapping[str, Any]) -> SplitIdentity:
@@ -228,16 +221,11 @@ def examples_identity(
     parts = fields(examples[0]) if examples else ()
     # Where files are is no content: they may be moved.
     names = [attribute.name for attribute in parts if attribute.compare or attribute.name != "file"]
-    for chunk in _chunks(examples):
+    for first in range(0, len(examples), _CHUNK_SIZE):
+        chunk = examples[first : first + _CHUNK_SIZE]
         content.update(_as_json([[getattr(example, name) for name in names] for example in chunk]))
         alone.update(_as_json([list(texts(example)) for example in chunk]))
     return SplitIdentity(source, content.hexdigest(), len(examples), alone.hexdigest())
-
-
-def _chunks(examples: Sequence[Any]) -> Iterator[list[Any]]:
-    rest = iter(examples)
-    while chunk := list(itertools.islice(rest, _CHUNK_SIZE)):
-        yield chunk
 
 
 def _as_json(content: Any) -> bytes:

@@ -6,7 +6,6 @@ from itertools import groupby
 
 import numpy as np
 
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.datasets import PreparedData
 from transfer_cli.assembly.exports import export_description
@@ -14,6 +13,7 @@ from transfer_cli.assembly.memory_estimate import max_text_length, memory_text
 from transfer_cli.errors import list_names
 from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
+from transfer_cli.optim.schedules import StagePlan
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
 
 _COLUMN = 52
@@ -111,7 +111,7 @@ def _group_rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]
     ahead = scheduler.schedule.warmup_steps(scheduler.total)
     looked_at = {*np.linspace(stage.begin, stage.end - 1, 2000).astype(int).tolist(), ahead - 1}
     course = [
-        scheduler.get_lr(step, begin=stage.begin, end=stage.end, factor=stage.rate)
+        scheduler.get_lr(step, stage)
         for step in sorted(looked_at)
         if stage.begin <= step < stage.end
     ]

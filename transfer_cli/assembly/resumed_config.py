@@ -32,12 +32,6 @@ _UNDECIDED = {
 }  # fmt: skip
 """Keys that are found out where they have this value: a run has what it began with."""
 
-RATE = "optimizer.lr"
-"""Where no number is typed it depends on the model: a run has what it began with."""
-
-PRECISION = "precision"
-"""What auto came to is what a run goes on with, on any machine."""
-
 
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
     """Return the run that `resume` names; None where a new one begins."""
@@ -75,8 +69,8 @@ def config_to_resume(
         role = role_of(key)
         if role & (Role.NAMES_RUN | Role.OTHERS):
             continue
-        if key == PRECISION and override.value() == "auto":
-            continue
+        if key == "precision" and override.value() == "auto":
+            continue  # what auto came to is what a run goes on with, on any machine
         if Role.EXTENDS in role and not override.is_delete():
             try:
                 OmegaConf.update(stored, key, override.value())
@@ -84,9 +78,9 @@ def config_to_resume(
                 raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
         elif config.resume != AUTO:
             _refuse_change(override, run.read_presets().get(key), OmegaConf.select(stored, key))
-    if stored[PRECISION] == "auto":
+    if stored.precision == "auto":
         # The run began when the word was stored, which was float32 on every CPU.
-        stored[PRECISION] = device_and_precision(stored.device, "auto").kind
+        stored.precision = device_and_precision(stored.device, "auto").kind
     if config.resume == AUTO:
         # The same command was typed again, so all of its config can be compared.
         now, then = (
@@ -135,9 +129,9 @@ def _refuse_other_command(
     """Refuse a command that is not the one that began the run; what rules decided stays."""
     for key in sorted((typed.keys() | stored.keys()) - by_rule):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
-        is_found = (key in _UNDECIDED and typed.get(key) == _UNDECIDED[key]) or (
-            key == RATE and isinstance(typed.get(key), str)
-        )
+        is_found = key in _UNDECIDED and typed.get(key) == _UNDECIDED[key]
+        # A rule depends on the model.
+        is_found = is_found or (key == "optimizer.lr" and isinstance(typed.get(key), str))
         if not (is_found or role_of(key) & free) and typed.get(key) != stored.get(key):
             raise ConfigError(
                 f"resume: {key}={typed.get(key)} contradicts the run's {key}={stored.get(key)}; "

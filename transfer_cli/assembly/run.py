@@ -18,7 +18,6 @@ from transfer_cli.assembly.blueprint import Blueprint, has_fixed_features
 from transfer_cli.assembly.datasets import DataPlace, PreparedData
 from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.memory_estimate import with_micro_batch
-from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import (
@@ -73,7 +72,6 @@ class TrainingRun:
     Args:
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
-        omitted_weights: Names of the weights that are not stored.
         forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
         inference_batch: The same where nothing trains.
@@ -88,7 +86,6 @@ class TrainingRun:
     step: TrainStep
     tally: FlopCounter
     base_hash: str | None
-    omitted_weights: frozenset[str]
     forgetting: Forgetting | None
     micro_batch: int
     inference_batch: int
@@ -189,7 +186,6 @@ def build_run(
         base_hash=backbone_hash(tensors)
         if tensors is not None and adaptation.store == "trained"
         else None,
-        omitted_weights=plan.omitted_weights,
         forgetting=forgetting,
         micro_batch=micro_batch,
         inference_batch=inference_batch,
@@ -264,8 +260,12 @@ def _lengths_vary(plan: Blueprint, prepared: Mapping[str, PreparedData]) -> bool
 
 
 def _log_start(plan: Blueprint) -> None:
-    if plan.network.report is not None and plan.start.pretrained is not None:
-        log_loaded(plan.network.report, plan.start.pretrained.weights)
+    report, start = plan.network.report, plan.start.pretrained
+    if report is not None and start is not None:
+        log.info("loaded %d tensors from %s", len(report.loaded), start.weights)
+        for what, names in (("new", report.new), ("dropped", report.dropped)):
+            if names:
+                log.info("%s: %s", what, ", ".join(names))
     for warning in advice(plan):
         log.warning("%s", warning)
 

@@ -18,7 +18,7 @@ from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.labelled import Example
 from transfer_cli.engine.evaluation import index_batches, inference_batch_size
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.interop.sentence_folder import SentenceModules, sentence_modules
 from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.objectives.base import Encoding
@@ -37,6 +37,8 @@ class SentenceVectors:
 
     Attributes:
         width: How many numbers a vector has.
+        kept: How many tokens of a text are read, and the key that says so.
+        num_cut: How many texts have lost some.
     """
 
     def __init__(
@@ -48,9 +50,7 @@ class SentenceVectors:
         normalize: bool | None = None,
         batch: int | str = "auto",
     ) -> None:
-        if pooling not in (*get_args(Pooling), "auto"):
-            known = ", ".join(get_args(Pooling))
-            raise ConfigError(f"pooling: {pooling!r} is none; there are auto, {known}")
+        one_of("pooling", pooling, ("auto", *get_args(Pooling)))
         if opened.start.graph is not None and opened.start.graph.has_head:
             raise ConfigError(
                 f"run: {opened.path} is an ONNX graph that gives answers, and vectors are made of "
@@ -69,7 +69,9 @@ class SentenceVectors:
         self.batch = inference_batch_size(batch, opened.model, precision.device)
         self.width = opened.model.backbone.shape.width * (3 if self.pooling == "concat" else 1)
         self._opened, self._precision = opened, precision
-        self._length = min(opened.length, modules.length or opened.length)
+        kept = [(opened.length, "data.length")]
+        self.kept = min(kept + ([(modules.length, "max_seq_length")] if modules.length else []))
+        self.num_cut = 0
         self._modules = modules
         by_template = getattr(opened.start.task, "by_template", False)
         self._layout = "template" if by_template else direction_of(opened.model.backbone.shape)
@@ -82,7 +84,8 @@ class SentenceVectors:
             for row in examples
         ]
         model, device = self._opened.model, self._precision.device
-        data = encode_texts(examples, self._opened.start.tokenizer, self._length, self._layout, {})
+        data = encode_texts(examples, self._opened.start.tokenizer, self.kept[0], self._layout, {})
+        self.num_cut += data.num_cut
         vectors_ND = torch.empty(len(data), self.width)
         for rows in index_batches(data, data.lengths.argsort(kind="stable"), self.batch):
             view = to_device(with_facts(data.batch(rows)), device)

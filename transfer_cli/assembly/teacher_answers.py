@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,19 +61,16 @@ def add_teacher_answers(
         origins.check_weights(key, Path(loss.objective.teachers[0]), digest)
         for split in part.splits.values():
             data = split.encoded
-            ask = partial(_ask, ensemble, part.task, data.examples)
-            data.add_answers(
-                loss.objective.key, _cached_answers(cache, digest, part.task, data.examples, ask)
-            )
+            answers = _cached_answers(cache, digest, ensemble, part.task, data.examples)
+            data.add_answers(loss.objective.key, answers)
 
 
 def _cached_answers(
-    cache: Path,
-    digest: str,
-    task: Task,
-    examples: Sequence[Any],
-    ask: Callable[[], npt.NDArray[np.float32]],
+    cache: Path, digest: str, ensemble: Ensemble, task: Task, examples: Sequence[Any]
 ) -> npt.NDArray[np.float32]:
+    ask = partial(_ask, ensemble, task, examples)
+    if distributed.world_size() > 1:
+        return ask()  # each process does a part of them
     texts = hashlib.blake2b(f"{digest} {task.labels}".encode(), digest_size=16)
     for example in examples:
         texts.update("\0".join(task.inputs(example)).encode() + b"\1")
@@ -88,8 +85,6 @@ def _cached_answers(
             # Not `save_file`, which has an error of its own for a full disk.
             (unfinished / _ANSWERS_FILE).write_bytes(save({"answers": answers}))
 
-    if distributed.world_size() > 1:
-        return ask()  # each process does a part of them
     return load_or_make(entry, read, ask, write, partial(log.warning, "answers are not kept: %s"))
 
 

@@ -6,14 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from transfer_cli.analysis.analysis import Analysis, Material, Subject
 from transfer_cli.analysis.pictures import draw_charts
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import OpenedModel, check_one_stack, open_for_analysis
-from transfer_cli.assembly.model import direction_of
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.paths import STANDARD_OUTPUT, check_ending, check_new, check_output
 from transfer_cli.commands.predict import reading
@@ -42,7 +39,6 @@ from transfer_cli.runs.environment import environment
 from transfer_cli.runs.results import Results
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import printable
-from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.terminal import (
     Column,
@@ -116,7 +112,6 @@ def _finding_blocks(finding: Finding) -> Iterator[Renderable]:
 
 
 def _build_analyses(nodes: Mapping[str, Any] | None) -> Mapping[str, Analysis]:
-    """Return the analyses that are asked for, by the names of their options."""
     if not nodes:
         raise ConfigError(
             "analysis: name one, or several as analysis=[probes,neurons]; type transfer presets "
@@ -238,12 +233,13 @@ def _running_text(
 def _labelled_texts(
     source: TaskData, place: DataPlace, opened: OpenedModel, origins: Origins
 ) -> Material:
-    data = source.load(place.folder, place.seed)
-    data = origins.check_labelled("data", _numbered_by_task(data, opened.start.task))
-    task = datasets.task_of_data(data)
-    start, length = opened.start, source.length or opened.length
-    known = start.task if start.task is not None and start.task.name == task.name else task
-    if known.labels != task.labels:
+    data, start = source.load(place.folder, place.seed), opened.start
+    if start.task is not None and data.labels and set(data.labels) <= set(start.task.labels):
+        data = data.with_label_numbers(start.task.labels)
+    data = origins.check_labelled("data", data)
+    task, length = datasets.task_of_data(data), source.length or opened.length
+    known = start.task
+    if known is None or (known.name, known.labels) != (task.name, task.labels):
         known = task
 
     def encode(name: str) -> Split:
@@ -254,13 +250,6 @@ def _labelled_texts(
     return Material("this data set", tuple(data.splits), known, encode)
 
 
-def _numbered_by_task(data: LabelledData, task: Task | None) -> LabelledData:
-    """Return data with the numbers of a model's labels, where it knows them all."""
-    if task is None or not data.labels or not set(data.labels) <= set(task.labels):
-        return data
-    return data.with_label_numbers(task.labels)
-
-
 def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -> Material:
     """Return the texts of a file: one a line, or a column of a table."""
     start = opened.start
@@ -269,7 +258,7 @@ def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -
     kind = reading.format_of("auto", path)
     selection = Wanted(labelled=False, keys="")
     with reading.open_input(path, kind, Layout(), selection) as opened_input:
-        chosen = opened_input.table.columns(selection, selection)
+        chosen = reading.columns_for(opened_input.table, selection, selection, task)
         columns = Columns(chosen, keep=False, task=task)
         rows = reading.read_rows(opened_input.table, columns, readers.refuse)
         examples = [row.example for row in islice(rows, MOST_TEXTS)]
@@ -282,17 +271,12 @@ def _file_texts(config: AnalyzeConfig, opened: OpenedModel, *, says_cut: bool) -
             f"{'input':10s} the first {MOST_TEXTS:,} texts of {name}; the others are not read"
         )
 
+    data = LabelledData(name, task.labels, {INPUT: examples})
+
     def encode(split: str) -> Split:
-        direction = direction_of(start.description.shape)
-        encoded = task.encode(examples, start.tokenizer, opened.length, direction)
-        return Split(
-            INPUT,
-            encoded,
-            order=np.argsort(encoded.lengths, kind="stable"),
-            example_of=encoded.example_of if len(encoded) > len(examples) else None,
-            unit="examples",
-            num_cut=encoded.num_cut,
-            shown=lambda number: task.texts(examples[number])[0],
-        )
+        shape = start.description.shape
+        return datasets.prepare_task(
+            data, opened.length, start.tokenizer, shape, (INPUT,), task
+        ).splits[INPUT]
 
     return Material(name, (INPUT,), task, encode)

@@ -1,10 +1,8 @@
 """`transfer chat`: talk to a model with a chat template, or to a dialog model, line by line."""
 
+import logging
 import sys
-from collections.abc import Iterator
-
-import torch
-from torch import Tensor
+from collections.abc import Callable, Iterator
 
 from transfer_cli.assembly.finished_run import TrainedModel, open_trained
 from transfer_cli.commands.conversation import open_chat_prompter
@@ -14,11 +12,11 @@ from transfer_cli.config.schema import ChatConfig, GenerateConfig
 from transfer_cli.data.chat_template import Message
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
-from transfer_cli.generation.decoding import TokenSampler, draw_tokens
-from transfer_cli.generation.prompt_layout import PromptLayout
-from transfer_cli.objectives.replies import Continued
+from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask, NextUtterance
 from transfer_cli.terminal import write_out
+
+log = logging.getLogger(__name__)
 
 
 def chat(config: ChatConfig) -> None:
@@ -28,90 +26,88 @@ def chat(config: ChatConfig) -> None:
     sampling_of(config)
     precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
-    task, objective = trained.start.task, trained.objective
-    if isinstance(task, DialogTask) and isinstance(objective, NextUtterance):
+    task, shape = trained.start.task, trained.start.description.shape
+    if isinstance(task, DialogTask) and isinstance(trained.objective, NextUtterance):
         if config.system is not None:
             raise ConfigError("system: a dialog model reads none; say who it is by persona=")
-        _answer_as_dialog(config, trained, task, objective, precision)
-    else:
-        if config.persona is not None:
-            raise ConfigError("persona: only a dialog model reads one; say the same by system=")
-        _answer_by_template(config, trained, precision)
-
-
-def _answer_by_template(config: ChatConfig, trained: TrainedModel, precision: Precision) -> None:
-    """Answer as the chat template has it; `/reset` and `/system TEXT` begin anew."""
-    shape = trained.start.description.shape
+        most, persona = config.max_tokens or 20, texts_of(config.persona, "persona")
+        _answer(config, trained, precision, persona, most, _dialog_prompts(trained, task, most))
+        return
+    if config.persona is not None:
+        raise ConfigError("persona: only a dialog model reads one; say the same by system=")
     most = config.max_tokens or (min(512, shape.positions // 2 or 1) if shape.is_bounded else 512)
+    system = [] if config.system is None else [text_of(config.system, "system")]
     with open_chat_prompter(trained) as prompter:
-        system = None if config.system is None else text_of(config.system, "system")
-        messages = _opening_messages(system)
-        for line in _typed_lines():
-            command, _, rest = line.partition(" ")
-            if command in ("/reset", "/system"):
-                system = rest.strip() if command == "/system" else system
-                messages = _opening_messages(system)
-                continue
-            messages.append({"role": "user", "content": line})
-            request = GenerateConfig(
-                max_tokens=most, temperature=config.temperature, top_k=config.top_k,
-                top_p=config.top_p, seed=config.seed + len(messages),
-            )  # fmt: skip
-            prompt = prompter.prompt_within(messages, most)
-            reply = Continuation(trained, precision, prompt, request)
-            reply.run(lambda text: write_out(terminal_text(text)))
-            write_out("\n")
-            messages.append({"role": "assistant", "content": reply.texts[0].text.strip()})
+        _answer(
+            config,
+            trained,
+            precision,
+            system,
+            most,
+            lambda said: prompter.prompt_within(said, most),
+        )
 
 
-def _opening_messages(system: str | None) -> list[Message]:
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _answer_as_dialog(
-    config: ChatConfig, trained: TrainedModel, task: DialogTask, objective: NextUtterance,
-    precision: Precision,
-) -> None:  # fmt: skip
-    most, persona, history = config.max_tokens or 20, texts_of(config.persona, "persona"), []
-    sampling, sampler = sampling_of(config), TokenSampler(config.seed, 1)
-    tokenizer = trained.start.tokenizer
-    allowed_V = PromptLayout(tokenizer, answer_end=tokenizer.cls).allowed_tokens()
-    room = trained.length - most
+def _dialog_prompts(
+    trained: TrainedModel, task: DialogTask, most: int
+) -> Callable[[list[Message]], Prompt]:
+    """Return what makes prompts for a dialog model, whose persona are the system's texts."""
+    tokenizer, room = trained.start.tokenizer, trained.length - most
+    layout = PromptLayout(tokenizer, answer_end=tokenizer.cls)
     if room < 1:
         raise ConfigError(
             f"max_tokens: {most} leaves no room for what was said, since the run reads "
             f"{trained.length} tokens; take fewer"
         )
 
-    def pick(logits_RV: Tensor) -> Tensor:
-        return draw_tokens(logits_RV, sampling, sampler, allowed_V).to(logits_RV.device)
+    def prompt(messages: list[Message]) -> Prompt:
+        texts = [str(turn["content"]) for turn in messages]
+        persona = sum(turn["role"] == "system" for turn in messages)
+        example = DialogExample(texts[:persona], texts[persona:], ())
+        context = task.context(example, tokenizer, room)
+        return Prompt(layout, context.tokens, segments=context.speakers)
 
+    return prompt
+
+
+def _answer(
+    config: ChatConfig, trained: TrainedModel, precision: Precision, opening: list[str], most: int,
+    prompt: Callable[[list[Message]], Prompt],
+) -> None:  # fmt: skip
+    """Answer each line; `/reset` and `/system TEXT` begin anew."""
+    said: list[Message] = [{"role": "system", "content": text} for text in opening if text]
     for line in _typed_lines():
-        history.append(line)
-        example = DialogExample(persona, history, ())
-        context, _ = task.context(example, tokenizer, room)
-        begin_R, tokens_RT, segment_RT = (
-            torch.tensor(values, device=precision.device)
-            for values in ([len(context.tokens)], [context.tokens], [context.speakers])
-        )
-        with torch.inference_mode(), precision.context():
-            text = Continued(trained.model, tokens_RT, segment_RT, begin_R, max_tokens=most)
-            [reply] = text.pick_tokens(pick)
-        history.append(objective.text_of(reply.tolist()))
-        write_out(f"{terminal_text(history[-1])}\n")
+        command, _, rest = line.partition(" ")
+        if command in ("/reset", "/system"):
+            opening = [rest.strip()] if command == "/system" else opening
+            said = [{"role": "system", "content": text} for text in opening if text]
+            continue
+        asked = [*said, {"role": "user", "content": line}]
+        request = GenerateConfig(
+            max_tokens=most, temperature=config.temperature, top_k=config.top_k,
+            top_p=config.top_p, seed=config.seed + len(asked),
+        )  # fmt: skip
+        try:
+            reply = Continuation(trained, precision, prompt(asked), request)
+        except ConfigError as error:  # it is too long, which the next one may not be
+            log.warning("not answered: %s", error)
+            continue
+        reply.run(lambda text: write_out(terminal_text(text)))
+        write_out("\n")
+        said = [*asked, {"role": "assistant", "content": reply.texts[0].text.strip()}]
 
 
 def _typed_lines() -> Iterator[str]:
     """Yield what is typed, line by line, without empty lines; on a terminal, ask for each."""
     if sys.stdin is None:
         raise DataError("standard input is closed; chat answers what is typed there")
-    asks = sys.stdin.isatty() and sys.stdout.isatty()
-    write_out("> " if asks else "")
+    ask = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    write_out(ask)
     try:
         for line in iter(sys.stdin.readline, ""):
             if line.strip():
                 yield line.strip()
-            write_out("> " if asks else "")
+            write_out(ask)
     except UnicodeDecodeError as error:
         raise DataError(f"standard input is not UTF-8 ({error.reason})") from error
-    write_out("\n" if asks else "")
+    write_out("\n" if ask else "")

@@ -28,6 +28,7 @@ from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.predict import WINDOW_BATCHES
 from transfer_cli.commands.predict.reading import Row
 from transfer_cli.config.schema import EmbedConfig
+from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.records import Record, text_of
@@ -92,6 +93,7 @@ def embed(config: EmbedConfig) -> None:
             skipped.answered += len(window)
             more(len(window))
         warn_of_skipped([skipped])
+        warn_of_cuts(vectors.num_cut, skipped.answered, *vectors.kept)
         if config.nearest and len(places) > 1:
             unit_vectors.flush()
             shape = (len(places), vectors.width)

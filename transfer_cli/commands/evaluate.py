@@ -41,7 +41,7 @@ from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.terminal import Page, print_line, print_out
 from transfer_cli.training.console import label_score_blocks
 from transfer_cli.training.examples import collect_items, slice_scores, with_unseen
-from transfer_cli.training.workers import in_process_group
+from transfer_cli.training.process_group import in_process_group
 
 _SPLIT_CHOICES: Mapping[str, Sequence[tuple[str, ...]]] = {
     "auto": (("test",), ("validation",)),
@@ -49,8 +49,6 @@ _SPLIT_CHOICES: Mapping[str, Sequence[tuple[str, ...]]] = {
 }
 """What `split` may be but the name of one: sets; the first that the data have is scored.
 Some labelled data have splits of their own, such as MNLI's `mismatched`."""
-
-VALIDATION = "validation"
 
 _INPUT_KEYS = (
     "text", "pair", "label", "delimiter", "encoding", "header", "quotes", "sheet", "format",
@@ -240,8 +238,7 @@ def _score_split(
     scored = partial(score, model, trained.objective, batch=batch, precision=precision)
     scores = with_unseen(scored(split, each=by_example), split, scored)
     if by_example is not None:
-        prepared = datasets.PreparedData({split.name: split}, task)
-        split_items = collect_items(split, prepared, by_example)
+        split_items = collect_items(split, task, by_example)
         if items is not None:
             items += split_items
         if task is not None:
@@ -257,10 +254,10 @@ def validation_measures(
 ) -> dict[str, dict[str, float]]:
     """Return the measures of models that answer as a run does, on its own validation split."""
     run_config, run = trained.config, RunDirectory(trained.start.folder.parent)
-    kind: Any = TextData if trained.start.task is None else TaskData
-    source = datasets.require_kind(datasets.build_source(run_config.data), kind)
-    place, choices = DataPlace(run_config.data_dir, run_config.seed), ((VALIDATION,),)
-    split = _encode_splits(source, place, trained, choices, Origins(run, "refuse"))[VALIDATION]
+    kind = TextData if trained.start.task is None else TaskData
+    source = datasets.build_source(run_config.data, kind)
+    place, choices = DataPlace(run_config.data_dir, run_config.seed), [("validation",)]
+    split = _encode_splits(source, place, trained, choices, Origins(run))["validation"]
     batch = inference_batch_size("auto", trained.model, precision.device)
     return {
         name: score(model, trained.objective, split, batch=batch, precision=precision).measures
@@ -272,7 +269,7 @@ def data_source(
     config: EvaluateConfig, trained: TrainedModel
 ) -> tuple[TextData | TaskData, DataPlace]:
     """Return the data to score on and its place: `data`, else the run's own."""
-    kind: Any = TextData if trained.start.task is None else TaskData
+    kind = TextData if trained.start.task is None else TaskData
     run_config, data_dir = trained.config, config.data_dir
     if config.data is None:
         if not trained.start.has_run:
@@ -280,7 +277,7 @@ def data_source(
         typed = CommandLine.current().overrides
         data_dir = datasets.data_dir_of(run_config.data_dir, data_dir, typed)
     node = run_config.data if config.data is None else config.data
-    source = datasets.require_kind(datasets.build_source(node), kind)
+    source = datasets.build_source(node, kind)
     return source, DataPlace(data_dir, run_config.seed)
 
 
@@ -394,7 +391,6 @@ def _file_splits(config: EvaluateConfig, file: Any, trained: TrainedModel) -> Ma
 
 
 def _numbered_as_run(data: LabelledData, trained: TrainedModel) -> LabelledData:
-    """Return data with the labels of a run."""
     theirs, task = datasets.task_of_data(data), trained.start.task
     if task is not None and theirs.name != task.name:
         raise DataError(

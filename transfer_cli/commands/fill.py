@@ -1,6 +1,7 @@
 """`transfer fill`: fill gaps in a text with a masked language model."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 
@@ -41,7 +42,8 @@ def fill_gaps(config: FillConfig) -> None:
     if config.output != STANDARD_OUTPUT:
         print_out(_page(fillings, best))
     if config.output is not None:
-        write_json_lines(config.output, [_row(text, fillings, best)])
+        gaps = [[asdict(candidate) for candidate in candidates] for candidates in fillings]
+        write_json_lines(config.output, [{"text": text, "gaps": gaps, "filled": best}])
 
 
 def _page(fillings: Sequence[Sequence[Candidate]], best: str) -> Page:
@@ -55,14 +57,3 @@ def _page(fillings: Sequence[Sequence[Candidate]], best: str) -> Page:
             rows.append([*gap, name, f"{candidate.probability:.4f}"])
     table = TextTable([Column("gap", right=True), *columns] if several else columns, rows)
     return Page(table, BLANK, Line(Piece(" ".join(best.splitlines()))))
-
-
-def _row(text: str, fillings: Sequence[Sequence[Candidate]], best: str) -> dict[str, object]:
-    gaps = [
-        [
-            {"text": candidate.text, "token": candidate.token, "probability": candidate.probability}
-            for candidate in candidates
-        ]
-        for candidates in fillings
-    ]
-    return {"text": text, "gaps": gaps, "filled": best}

@@ -130,7 +130,7 @@ class Continuation:
                 f"beams: a search needs what was computed of all earlier tokens, and {whose} does "
                 "not keep it; leave one of the two out"
             )
-        positions = None if self._memory else shape.positions
+        positions = shape.positions if shape.is_bounded else None
         self._has_encoder = shape.has_encoder
         read = self._prompt.tokens[self._prompt.prefix if shape.has_encoder else 0 :]
         self._most = _most_new_tokens(len(read), config.max_tokens, positions)
@@ -172,7 +172,8 @@ class Continuation:
         yield from decoding.generate(
             self._trained.model, prompt.tokens, rows=config.samples, max_new_tokens=self._most,
             use_cache=config.cache, sampling=sampling, sampler=sampler, allowed_V=allowed_V,
-            prefix=prompt.prefix, segment=prompt.segment, memory=self._memory,
+            prefix=prompt.prefix, segment=prompt.segment, segments=prompt.segments,
+            memory=self._memory,
         )  # fmt: skip
 
     def _searched_tokens(self) -> Iterator[list[int]]:

@@ -12,8 +12,6 @@ from transfer_cli.reports import formats
 from transfer_cli.runs.environment import environment
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
 
-DEFAULT_DATA_DIR = "~/.cache/transfer"
-
 
 def info(words: list[str]) -> None:
     """Print what the toolkit runs on and where it keeps things, for people or as JSON."""
@@ -26,7 +24,7 @@ def info(words: list[str]) -> None:
 
 
 def _folders() -> list[dict[str, Any]]:
-    data_dir = os.environ.get("TRANSFER_DATA") or DEFAULT_DATA_DIR
+    data_dir = os.environ.get("TRANSFER_DATA") or "~/.cache/transfer"
     data = data_folder(data_dir)
     places = {
         "data": (data, "set by TRANSFER_DATA or data_dir="),

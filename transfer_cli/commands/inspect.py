@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.chosen_tokenizer import choose_chat_template, choose_tokenizer
 from transfer_cli.assembly.datasets import DataPlace, PreparedData, build_source, encode_whole_texts
-from transfer_cli.assembly.init_from import choose_chat_template, choose_tokenizer, open_start
+from transfer_cli.assembly.init_from import open_start
 from transfer_cli.assembly.losses import (
     RequestedLoss,
     check_task,
@@ -45,7 +46,7 @@ STAND_IN_SHAPE = BackboneShape(64, 4, 1, 64, 128, direction="bidirectional")
 def inspect(config: InspectConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     at_least("samples:", config.samples, 0, ConfigError)
-    source = datasets.build_source(config.data)
+    source = build_source(config.data)
     start = open_start(config.init_from, None, CommandLine.current().overrides)
     fresh = _fresh_shape(config.model)
     shape = fresh or STAND_IN_SHAPE if start is None else start.description.shape
@@ -98,7 +99,6 @@ def _objective(node: Any) -> Objective:
 
 
 def _fresh_shape(node: Any) -> BackboneShape | None:
-    """Return the shape of the fresh model that is chosen, if one is."""
     return None if node is None else build(node, "model", BackboneShape)
 
 

@@ -11,7 +11,6 @@ import logging
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,15 +22,14 @@ from omegaconf import DictConfig
 from transfer_cli.analysis.pictures import as_png, new_figure
 from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.run import TrainingRun, build_run
-from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.decided import with_values
-from transfer_cli.config.schema import LrFindConfig, RunConfig
+from transfer_cli.config.schema import LrFindConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers, lr_finder
 from transfer_cli.engine.lr_finder import RangeTest
 from transfer_cli.errors import ConfigError, above_zero, at_least, pip_install
-from transfer_cli.runs.atomic import as_run_error, new_folder
+from transfer_cli.runs.atomic import as_run_error, make_dated_folder, new_folder
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.tensorboard import SummaryWriter
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 log = logging.getLogger(__name__)
-
-FOLDER = "lr-find"
-"""The folder in `run.root` for the folders of range tests."""
 
 
 def find_rate(config: DictConfig, command: str) -> None:
@@ -56,7 +51,7 @@ def find_rate(config: DictConfig, command: str) -> None:
     config = with_values(config, leaner)
     typed = CommandLine.current()
     run = build_run(config, command, typed.overrides)
-    seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
+    seen = _test_range(config.lr_find, command, run)
     step = lr_finder.steepest_step(seen)
     groups = _rates_of_groups(run, seen.rates[step])
     words = [*_kept_overrides(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
@@ -68,7 +63,11 @@ def find_rate(config: DictConfig, command: str) -> None:
         "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
         "settings.yaml": as_yaml(run.blueprint.config).encode(),
     }
-    folder = _new_folder_path(build(config.run, "run", RunConfig), command, typed.presets)
+    folder = None if config.run.dir is None else Path(config.run.dir).expanduser()
+    if folder is None:
+        chosen = (typed.presets.get("data", "data"), typed.presets.get("optimizer", ""))
+        root = Path(config.run.root).expanduser() / "lr-find"
+        folder = make_dated_folder(root, "-".join([command, *chosen]))
     with as_run_error(folder), new_folder(folder) as new:
         for name, content in files.items():
             (new / name).write_bytes(content)
@@ -131,7 +130,6 @@ def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTes
 
 
 def _rates_of_groups(run: TrainingRun, rate: float) -> dict[str, float]:
-    """Return the rate of each layer group that trains, from bottom to top."""
     ever = run.step.stages.ever_trains
     scales = {group["layer"]: group["scale"] for group in run.step.optimizer.param_groups}
     return {
@@ -145,17 +143,6 @@ def _kept_overrides(typed: Sequence[str]) -> list[str]:
     """Return the overrides of the test that a run at the rate that was found takes as well."""
     ours = re.compile(r"[+~]*(optimizer\.lr|run\.dir|lr_find(\..*)?)(=.*)?", re.DOTALL)
     return [word for word in typed if not ours.fullmatch(word)]
-
-
-def _new_folder_path(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
-    """Return the folder to make: the one asked for, or a new one named by time and choices."""
-    if run.dir is not None:
-        return Path(run.dir).expanduser()
-    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    name = "-".join([stamp, command, presets.get("data", "data"), presets.get("optimizer", "")])
-    root = Path(run.root).expanduser() / FOLDER
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(root / candidate for candidate in names if not (root / candidate).exists())
 
 
 def _as_csv(seen: RangeTest) -> str:

@@ -5,17 +5,16 @@ large model takes no longer than one of a small one. Of the data only its size i
 is measured at the end, on the run itself, by default where that takes seconds.
 """
 
-import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.adaptation.penalties import EWC
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw_blueprint
@@ -39,7 +38,6 @@ from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import MAIN
 from transfer_cli.engine.cost import Amounts, Prices, flops_of
 from transfer_cli.reports import formats
-from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import available_cores
 from transfer_cli.sweeps.processes import duration_text
 from transfer_cli.terminal import BLANK, Line, Page, Piece, print_out
@@ -61,27 +59,6 @@ MOST_SORTED_STEPS = 500
 """Steps of the first epoch among which those to take are chosen by the length of their texts."""
 
 
-@contextmanager
-def _log_once() -> Iterator[None]:
-    """Leave out what was logged before: a run that is measured reads its data a second time."""
-    messages: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        count = len(messages)
-        messages.add(record.getMessage())
-        return len(messages) > count
-
-    handlers = logging.getLogger("transfer_cli").handlers
-    for handler in handlers:
-        handler.addFilter(is_new)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(is_new)
-
-
-@_log_once()
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do, after the one before it, and take some steps for its time."""
     if config.get("before") is not None:
@@ -104,26 +81,38 @@ def _print_plan(config: DictConfig, command: str) -> None:
     typed = line.overrides
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
-    config = _config_of_run(config, resumed, command, typed)
+    if resumed is not None:
+        config = config_to_resume(config, resumed, command, typed)
+    elif config.get("budget") is not None:
+        from transfer_cli.commands.pretrain_finetune import BUDGET_CHOOSERS  # it trains
+
+        config, _ = BUDGET_CHOOSERS[command](config, command, CommandLine.current())
     drawn = with_prediction(draw_blueprint(config, command, typed, origins, device="meta"))
     blueprint = with_micro_batch(drawn)
-    config = blueprint.config
     for loss in blueprint.network.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.network.inherited)
     print_out(plan_page(blueprint))
-    for name, text in run_facts(blueprint, blueprint.data.encoded()).items():
-        print_out(named_line(name, text))
-    for entry in dialled_keys(config):
-        print_out(named_line(entry.key, str(entry)))
-    for warning in advice(blueprint):
-        print_out(named_line("warning", warning))
+    lines = [
+        *run_facts(blueprint, blueprint.data.encoded()).items(),
+        *((entry.key, str(entry)) for entry in dialled_keys(blueprint.config)),
+        *(("warning", text) for text in advice(blueprint)),
+    ]
     if resumed is not None and (course := course_change_text(resumed, blueprint)):
-        print_out(named_line("resume", course))
+        lines.append(("resume", course))
+    for name, text in lines:
+        print_out(named_line(name, text))
+    _print_cost(blueprint, command, typed, origins, steps)
+
+
+def _print_cost(
+    blueprint: Blueprint, command: str, typed: Sequence[str], origins: Origins, steps: int | None
+) -> None:
+    """Print what all steps compute, and how long they take by some, or why none was taken."""
     of_weights = sum(
         size for name, size in memory_parts(blueprint).items() if not name.startswith(STATES_PREFIX)
     )
-    length = config.data.get("length") or blueprint.model.backbone.shape.positions
-    processes, most = num_processes(config.devices), available_cores()
+    length = blueprint.most_tokens
+    processes, most = num_processes(blueprint.config.devices), available_cores()
     too_many = processes > most and blueprint.precision.device.type == "cpu"
     if too_many or steps == 0 or (steps is None and of_weights > MOST_BYTES):
         print_out(named_line("flops", _flops_text(blueprint, *full_text_costs(blueprint, length))))
@@ -133,8 +122,11 @@ def _print_plan(config: DictConfig, command: str) -> None:
                 reason = f"not guessed: {processes} processes would share {most} cores"
             print_out(named_line("time", reason))
         return
-    run = _build_lean_run(config, command, typed, origins)
-    measured = _measure(run, steps)
+    from transfer_cli.training.measured_steps import silence_logging  # it trains
+
+    with silence_logging():  # of what the run reads all was said when the plan was drawn
+        run = _build_lean_run(blueprint, command, typed, origins)
+        measured = _measure(run, steps)
     # The first steps of a run that remembers have little to remember.
     costs = full_text_costs(blueprint, length) if run.blueprint.carries_memory else None
     costs = costs or _measured_flops(run, measured)
@@ -142,34 +134,22 @@ def _print_plan(config: DictConfig, command: str) -> None:
     print_out(named_line("time", _time_text(run, blueprint, measured)))
 
 
-def _config_of_run(
-    config: DictConfig, resumed: RunDirectory | None, command: str, typed: Sequence[str]
-) -> DictConfig:
-    """Return the config of the run: the one that is resumed, or what its budget chooses."""
-    if resumed is not None:
-        return config_to_resume(config, resumed, command, typed)
-    if config.get("budget") is None:
-        return config
-    from transfer_cli.commands.pretrain_finetune import BUDGET_CHOOSERS  # it trains
-
-    return BUDGET_CHOOSERS[command](config, command, CommandLine.current())[0]
-
-
 plan_pretrain = partial(plan, command="pretrain")
 plan_finetune = partial(plan, command="finetune")
 
 
 def _build_lean_run(
-    config: DictConfig, command: str, typed: Sequence[str], origins: Origins
+    planned: Blueprint, command: str, typed: Sequence[str], origins: Origins
 ) -> "TrainingRun":
     """Return the run, without what takes time before its first step: all that counts is a step."""
     # Only here is anything trained; to import what trains takes longer than to plan.
     from transfer_cli.assembly.run import build_run
 
+    config = planned.config
     leaner: dict[str, Any] = {"forgetting.data": None, "loop.cache_features": False}
     if is_solver(config.optimizer):  # each of its passes is a step of any other
         leaner["optimizer"] = {"_target_": "torch.optim.SGD", "lr": config.optimizer.lr}
-    if config.adaptation.get("penalty") is not None:
+    if planned.adaptation.penalty is not None:
         leaner["adaptation.penalty"] = None
     return build_run(with_values(config, leaner), command, typed, origins)
 
@@ -220,12 +200,15 @@ def _time_text(run: "TrainingRun", planned: Blueprint, measured: _StepCost) -> s
     if planned.course.loop.minutes is not None and high > 60 * planned.course.loop.minutes:
         low, high = min(low, 60 * planned.course.loop.minutes), 60 * planned.course.loop.minutes
         rest += ", or what of them fits into loop.minutes"
+    besides, penalty = "evaluations", planned.adaptation.penalty
+    if isinstance(penalty, EWC):
+        besides += f" and the Fisher information of {penalty.sequences:,} sequences"
     step = _range_text(f"{measured.low:.3g}", f"{measured.high:.3g}")
     whole = _range_text(duration_text(low), duration_text(high))
     return (
         f"{step} s a step in the first stage, "
         f"measured over {measured.of_what} on {run.blueprint.precision.device}; about {whole} for "
-        f"all {total:,}{rest}, evaluations not counted"
+        f"all {total:,}{rest}, {besides} not counted"
     )
 
 
@@ -261,7 +244,7 @@ def _measure_sequences(run: "TrainingRun") -> _StepCost | None:
 def _measure_whole_steps(run: "TrainingRun", most: int, patience: float) -> _StepCost:
     """Return what some steps take, short and long ones, as many as there is patience for."""
     loader, seconds, tokens = _loader(run, run.micro_batch), list[float](), 0
-    numbers = _steps_of_all_lengths(run, loader, most)
+    numbers = _steps_of_all_lengths(run, most)
     run.tally.take_flops()
     while len(seconds) < most and sum(seconds) < patience:
         batches = loader.load(numbers[len(seconds)])
@@ -273,7 +256,7 @@ def _measure_whole_steps(run: "TrainingRun", most: int, patience: float) -> _Ste
     return _StepCost(min(known), max(known), of_what, tokens, len(seconds))
 
 
-def _steps_of_all_lengths(run: "TrainingRun", loader: StepDataLoader, most: int) -> list[int]:
+def _steps_of_all_lengths(run: "TrainingRun", most: int) -> list[int]:
     """Return the numbers of steps to take: of texts in order the first ones, else of each length.
 
     The first is one of middle length, which warms up; then come those that differ most from it.

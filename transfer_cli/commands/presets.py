@@ -348,7 +348,6 @@ def choosing_word(option: Option, name: str) -> str:
 
 
 def _command_line(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
-    """Return a line that uses the folder."""
     path, option = next(iter(wanted.items()))
     chosen = choosing_word(option, path.removeprefix(f"{option.group}/"))
     if "adaptation/mine" in wanted:

@@ -13,7 +13,14 @@ from typing import Any
 import yaml
 
 from transfer_cli.config.schema import ExportConfig, PushConfig
-from transfer_cli.errors import ConfigError, RunError, StoppedError, TransferError, pip_install
+from transfer_cli.errors import (
+    CheckpointError,
+    ConfigError,
+    RunError,
+    StoppedError,
+    TransferError,
+    pip_install,
+)
 from transfer_cli.metrics import without_details
 from transfer_cli.runs.directory import CONFIG, MODEL, RunDirectory
 from transfer_cli.runs.results import Results
@@ -135,8 +142,12 @@ def _export(config: PushConfig, place: Path, folder: Path) -> None:
     """Export a run, its measures as `model-index` in the head of its card."""
     from transfer_cli.commands.export.export import export  # torch: a wrong name needs none
 
-    with silent():
-        export(ExportConfig(run=config.run, to=str(folder), base=config.base))
+    try:
+        with silent():
+            export(ExportConfig(run=config.run, to=str(folder), base=config.base))
+    except CheckpointError as error:
+        # Its cures are keys of `export`, which are none here.
+        raise CheckpointError(f"{error}; push takes what `transfer export` writes, too") from error
     run = RunDirectory(place.parent if place.name == MODEL else place)
     try:
         results = Results.read(run.results)

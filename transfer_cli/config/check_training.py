@@ -1,7 +1,6 @@
 """Plain values with which no training can work; a resume asks again, of what was stored."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.budget import Budget
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.decided import base_lr
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.errors import (
@@ -35,8 +35,6 @@ _AMOUNTS = (
     "loop.epochs", "loop.minutes", "loop.tokens", "loop.flops", "loop.clip", "checkpoint.minutes",
 )  # fmt: skip
 """Numbers above 0."""
-
-_FOR_WIDTH = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?) ?\* ?([0-9]+) ?/ ?width")
 
 
 def check_training(config: DictConfig) -> None:
@@ -122,30 +120,3 @@ def logger_names(logger: Any) -> tuple[str, ...]:
     """Return the names that `logger` has: of one, of several, or of none."""
     names = [] if logger is None else [logger] if isinstance(logger, str) else logger
     return tuple(dict.fromkeys(names))
-
-
-def check_init_from(init_from: str | None, init: str) -> None:
-    """Refuse to adapt nothing: a fine-tuning begins with a model."""
-    if init_from is None and init != "scratch":
-        raise ConfigError(
-            "init_from: needs a model to begin with: a run (init_from=runs/pretrain/...), the "
-            "folder of a published model, hf:owner/name, or a short name of `transfer presets "
-            "models`; to train a fresh one, give init=scratch, model= and tokenizer="
-        )
-
-
-def base_lr(lr: object, width: int) -> float:
-    """Return `optimizer.lr`: a positive number, or such a number for a width: `1e-4*384/width`.
-
-    Adam moves each weight by about its rate, so what a layer's output moves by grows with the
-    number of weights that it sums: its rate has to fall with the width (Yang et al. 2021).
-    """
-    rate = lr
-    if isinstance(lr, str) and (rule := _FOR_WIDTH.fullmatch(lr)):
-        rate = float(rule[1]) * int(rule[2]) / width
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise ConfigError(
-            f"optimizer.lr: must be a number above 0, got {lr!r}; or one for a width, such as "
-            "1e-4*384/width"
-        )
-    return float(rate)

@@ -7,6 +7,7 @@ from os.path import lexists
 
 from transfer_cli.config.conf_folder import conf_dir
 from transfer_cli.config.plain_yaml import read_mapping
+from transfer_cli.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,13 @@ def expand_short_name(given: str) -> str:
     """
     model = listed_models().get(given)
     return given if model is None or lexists(given) else model.place
+
+
+def check_init_from(init_from: str | None, init: str) -> None:
+    """Refuse to adapt nothing: a fine-tuning begins with a model."""
+    if init_from is None and init != "scratch":
+        raise ConfigError(
+            "init_from: needs a model to begin with: a run (init_from=runs/pretrain/...), the "
+            "folder of a published model, hf:owner/name, or a short name of `transfer presets "
+            "models`; to train a fresh one, give init=scratch, model= and tokenizer="
+        )

@@ -338,10 +338,11 @@ class _Search:
             name if _PLAIN_NAME.fullmatch(name) else str(1 + self.columns.index(name))
             for name in flags
         ]
-        data = "" if self.wanted.separator is not None else "data=labels objective=multilabel "
         key = f"{self.wanted.keys}{LABEL}="
         shown = list_names((repr(name[:_LONGEST_SHOWN]) for name in flags), 4)
-        one = "" if self.wanted.separator is not None else f"; for one of them {key}{names[0]}"
+        data, one = "data=labels objective=multilabel ", f"; for one of them {key}{names[0]}"
+        if self.wanted.separator is not None:
+            data = one = ""
         return (
             f"{self.name}: {shown} say yes or no of each text. For several labels a text type "
             f"{data}{key}[{','.join(names)}]{one}"
@@ -396,10 +397,8 @@ def _column_name(typed: str | None, columns: Sequence[str]) -> str | None:
 
 def _pair_columns(columns: Sequence[str]) -> tuple[str | None, str | None]:
     lower = {column.lower(): column for column in columns}
-    for first, second in _PAIRS:
-        if first in lower and second in lower:
-            return lower[first], lower[second]
-    return None, None
+    there = (pair for pair in _PAIRS if {*pair} <= lower.keys())
+    return next(((lower[first], lower[second]) for first, second in there), (None, None))
 
 
 def _is_text(cells: Collection[str]) -> bool:

@@ -103,22 +103,6 @@ class EncodedText:
     num_shards: int = 1
     sources: Sequence[WeightedSource] = ()
 
-    @classmethod
-    def of(cls, shards: Sequence[StoredTokens]) -> "EncodedText":
-        """Return the text of some shards, in order."""
-        first, is_one = shards[0], len(shards) == 1
-        counts: dict[str, Any] = {
-            name: sum(shard.counts[name] for shard in shards)
-            for name in first.counts
-            if name != "num_tokens"
-        }
-        return cls(
-            first.mapped() if is_one else JoinedTokens(shards),
-            **counts,
-            path=first.path if is_one else first.path.parent,
-            num_shards=len(shards),
-        )
-
 
 def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
     """Return the tokens of a text, from the cache if they are there."""
@@ -130,13 +114,23 @@ def encode_text(split: TextSplit, tokenizer: Tokenizer, cache_dir: Path) -> Enco
     }
     encoded = make_missing(split, list(missing.values())) if missing else {}
     stored = [entry or encoded[shard.entry] for shard, entry in zip(shards, tokens, strict=True)]
-    text = replace(EncodedText.of(stored), part_of=split.part_of)
+    first, is_one = stored[0], len(stored) == 1
+    joined = first.mapped() if is_one else JoinedTokens(stored)
+    counts: dict[str, Any] = {
+        name: sum(entry.counts[name] for entry in stored)
+        for name in first.counts
+        if name != "num_tokens"
+    }
     if split.size_bytes is not None:
-        text = replace(text, num_bytes=split.size_bytes)
-    return replace(
-        text,
-        starts=_document_starts(shards, stored, text.tokens) if split.apart else None,
-        sources=_token_sources(split.sources, text.tokens) if split.sources else [],
+        counts["num_bytes"] = split.size_bytes
+    return EncodedText(
+        joined,
+        **counts,
+        path=first.path if is_one else first.path.parent,
+        part_of=split.part_of,
+        starts=_document_starts(shards, stored, joined) if split.apart else None,
+        num_shards=len(stored),
+        sources=_token_sources(split.sources, joined) if split.sources else [],
     )
 
 

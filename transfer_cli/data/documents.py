@@ -113,7 +113,7 @@ class TextSplit:
 
 
 def join_splits(
-    parts: Sequence[TextSplit], fingerprint: str, source: str, workers: int = 1
+    parts: Sequence[TextSplit], fingerprint: str, source: str, workers: int
 ) -> TextSplit:
     """Return several parts, in order, as one split; of one part, that part."""
     first = parts[0]
@@ -169,11 +169,6 @@ def path_lines(path: Path, field: Field) -> Iterator[str]:
         *lines, last = readers.paragraphs(text)
         yield from lines
         yield LastLine(last)
-
-
-def has_rows(path: Path) -> bool:
-    """Return whether a file holds JSON lines or Parquet, whose rows are documents."""
-    return readers.format_of(path) in ("jsonl", "parquet")
 
 
 def _row_texts(path: Path, field: Field) -> Iterator[str] | None:
@@ -249,18 +244,14 @@ class HoldOut:
         span = "" if self.span is None else f" {self.span}"
         return f"_HoldOut({named}){span}" + (" documents" if self.documents else "")
 
-    def kept_bytes(self, size: int | None) -> int | None:
-        """Return about how many bytes of `size` stay."""
-        share = self.share if self.keeps_held_out else 1 - self.share
-        return None if size is None else round(share * size)
-
     def kept_part(self, split: TextSplit) -> TextSplit:
         """Return what it keeps of a split."""
+        size, share = split.about_bytes, self.share if self.keeps_held_out else 1 - self.share
         return replace(
             split,
             lines=partial(self.kept_lines, split),
             fingerprint=digest_of([split.fingerprint, str(self)]),
-            about_bytes=self.kept_bytes(split.about_bytes),
+            about_bytes=None if size is None else round(share * size),
             begins=split.begins and partial(self.kept_begins, split),
         )
 
@@ -305,11 +296,6 @@ def hold_out_block_size(count: int, share: float, blocks: int) -> int:
     """
     held_out = int(count * share)
     return min(held_out, _HOLD_OUT_LINES, max(1, held_out // blocks))
-
-
-def is_held_out_whole(fingerprint: str, share: float) -> bool:
-    """Return whether a file that is shorter than 1 / share is held out; drawn from its content."""
-    return int(fingerprint[:13], 16) < share * 16**13
 
 
 # ----------------------------------------------------------------------------------- files
@@ -452,7 +438,9 @@ def file_parts(
         lines = partial(path_lines, path, field)
         if not known.fact(path, f"lines 1 {field}", partial(_count_lines, lines, 1)):
             raise DataError(f"{path}: nothing but empty lines in the {name} text.")
-        is_plain = not readers.is_packed(path) and readers.format_of(path) != "parquet"
+        table_format = readers.format_of(path)
+        has_rows = table_format in ("jsonl", "parquet")  # each is a document
+        is_plain = not readers.is_packed(path) and table_format != "parquet"
         parts.append(
             TextSplit(
                 name,
@@ -461,8 +449,8 @@ def file_parts(
                 about_bytes=path.stat().st_size if is_plain else None,
                 source=str(path),
                 files={str(path): digests[path][:16]},
-                begins=partial(path_begins, path, field, None) if has_rows(path) else None,
-                begins_by="a row" if has_rows(path) else "",
+                begins=partial(path_begins, path, field, None) if has_rows else None,
+                begins_by="a row" if has_rows else "",
             )
         )
     return parts, digest_of(["text", str(field)], digests)
@@ -516,7 +504,8 @@ def held_out_parts(
     counts = [counted(part) for part in parts]
     least = 1 if whole else HOLD_OUT_BLOCKS
     blocks = [hold_out_block_size(count, share, least) for count, _ in counts]
-    drawn = [is_held_out_whole(part.fingerprint, share) and len(parts) > 1 for part in parts]
+    # By its content: of 1 / share such files one is held out as a whole.
+    drawn = [len(parts) > 1 and int(part.fingerprint[:13], 16) < share * 16**13 for part in parts]
     from_middle = not any(blocks) and not any(drawn) and len(parts) > 1
     train: list[TextSplit] = []
     validation: list[TextSplit] = []

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 WINDOWS = "cp1252"
 """Windows' encoding of western languages; Latin-1 is the same where it has letters and marks."""
 
-_LABELS = {WINDOWS: "Windows-1252"}
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
@@ -106,12 +105,7 @@ class PageReading:
 
 def encoding_label(encoding: str) -> str:
     """Return what people call an encoding."""
-    return _LABELS.get(encoding, encoding.replace("_", "-").upper())
-
-
-def is_wide(encoding: str) -> bool:
-    """Return whether a line does not end with one byte."""
-    return len("\n".encode(encoding)) > 1
+    return "Windows-1252" if encoding == WINDOWS else encoding.replace("_", "-").upper()
 
 
 def detect_encoding(start: bytes) -> tuple[PageReading, ...]:

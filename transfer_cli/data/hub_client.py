@@ -143,8 +143,7 @@ def _splits(files: list[str]) -> dict[str, list[str]]:
 
 def _files(library: Any, name: str) -> tuple[list[str], bool]:
     """Return the files of a data set on the hub, or without a network in the cache; and which."""
-    from huggingface_hub import errors
-
+    errors = library.errors
     try:
         return list(library.HfApi().list_repo_files(name, **_PARQUET_BRANCH)), True
     except (

@@ -6,8 +6,9 @@ Of an array one row at a time is in memory; an object is read whole, up to a lim
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
@@ -41,14 +42,14 @@ _CHUNK_CHARACTERS = 2**18
 _LOOKED_AT_ROWS = 1000
 
 
-def as_json_lines(source: LineSource, name: str) -> LineSource:
+def as_json_lines(source: LineSource) -> LineSource:
     """Return a file in JSON as JSON lines; one that has them is returned as it is."""
-    stream = source.stream
+    name, stream = source.name, source.stream
     if not isinstance(stream, io.BufferedReader):
         return source
     start = source.start.decode(source.encoding, errors="ignore").lstrip("\ufeff \t\r\n")
     if start.startswith("["):
-        return _rows_as_lines(_elements(_text_stream(stream, source.encoding), name), source.note)
+        return _rows_as_lines(source, _elements(io.TextIOWrapper(stream, source.encoding), name))
     if not start.startswith("{"):
         return source
     line, _, rest = start.partition("\n")
@@ -56,9 +57,9 @@ def as_json_lines(source: LineSource, name: str) -> LineSource:
         return source
     end = _end_of_first(start)
     if end is not None and start[end:].strip():  # objects of several lines each
-        return _rows_as_lines(_elements(_text_stream(stream, source.encoding), name), source.note)
+        return _rows_as_lines(source, _elements(io.TextIOWrapper(stream, source.encoding), name))
     # A byte that is no character is reported where the line is read.
-    escaped = _text_stream(stream, source.encoding, "surrogateescape")
+    escaped = io.TextIOWrapper(stream, source.encoding, "surrogateescape")
     text = _read_more(escaped, "", name, MAX_WHOLE_BYTES + 1)
     if len(text) > MAX_WHOLE_BYTES:
         raise DataError(
@@ -69,8 +70,8 @@ def as_json_lines(source: LineSource, name: str) -> LineSource:
     rows = None if whole is None else _table_rows(whole, name)
     if rows is None:
         raw = text.encode(source.encoding, "surrogateescape")
-        return LineSource(raw[:PEEKED_BYTES], io.BytesIO(raw), source.encoding, source.note)
-    return _rows_as_lines(rows, source.note)
+        return replace(source, start=raw[:PEEKED_BYTES], stream=io.BytesIO(raw))
+    return _rows_as_lines(source, rows)
 
 
 def json_rows(path: Path) -> Iterator[Record]:
@@ -83,8 +84,8 @@ def json_file_rows(path: Path) -> Iterator[Record]:
     name = str(path)
     with closing(readers.open_file(path)) as file:
         start, stream = readers.peek(file, PEEKED_BYTES, name)
-        source = as_json_lines(readers.recognise_source(start, stream, name, None), name)
-        yield from json_records(readers.all_lines(source.stream, name, source.encoding), name)
+        source = as_json_lines(readers.recognise_source(start, stream, name, None))
+        yield from json_records(source.lines(), name)
 
 
 def json_records(
@@ -132,14 +133,15 @@ class _RowLines:
         return line[:size]
 
 
-def _rows_as_lines(rows: Iterable[object], note: str) -> LineSource:
+def _rows_as_lines(source: LineSource, rows: Iterable[object]) -> LineSource:
     lines = (_json_line(row) for row in rows)
     first: list[bytes] = []
     for line in islice(lines, _LOOKED_AT_ROWS):
         first.append(line)
         if len(line) > MAX_LINE_BYTES // 2:
             break
-    return LineSource(b"".join(first), _RowLines(chain(first, lines)), "utf-8", note)
+    stream = _RowLines(chain(first, lines))
+    return replace(source, start=b"".join(first), stream=stream, encoding="utf-8")
 
 
 def _json_line(row: object) -> bytes:
@@ -147,10 +149,6 @@ def _json_line(row: object) -> bytes:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair, which is refused where it is read
         return json.dumps(row).encode() + b"\n"
-
-
-def _text_stream(stream: io.BufferedReader, encoding: str, errors: str = "strict") -> TextIO:
-    return io.TextIOWrapper(stream, encoding, errors)
 
 
 def _elements(text: TextIO, name: str) -> Iterator[object]:
@@ -245,6 +243,7 @@ def _check_widths(rows: Iterable[list[object]], width: int, name: str) -> None:
             raise DataError(f"{name}, row {number}: {cells}; give each column one.")
 
 
-def _rows_of_columns(names: Iterable[str], columns: Iterable[Iterable[object]]) -> Iterator[object]:
-    all_columns = list(names)
-    return (dict(zip(all_columns, row, strict=True)) for row in zip(*columns, strict=True))
+def _rows_of_columns(
+    names: Collection[str], columns: Iterable[Iterable[object]]
+) -> Iterator[object]:
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))

@@ -6,7 +6,7 @@ A record is trusted as long as size, times and place of the file on the disk are
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +58,7 @@ class KnownFiles:
         if self._cache is None or status.st_size < LEAST_BYTES:
             return find()
         path = path.absolute()
-        now = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
+        now = _identity(status)
         facts = self._facts(path.parent)
         known = facts.get(path.name)
         if not isinstance(known, dict) or known.get("status") != now:
@@ -68,17 +68,16 @@ class KnownFiles:
             return fact
         fact = find()
         is_settled = time.time() - max(status.st_mtime, status.st_ctime) > _MOMENT_SECONDS
-        if is_settled and _is_same_file(status, path.stat()):
+        if is_settled and _identity(path.stat()) == now:
             facts[path.name] = known | {what: fact}
             self._changed.add(path.parent)
         return fact
 
     def _facts(self, folder: Path) -> dict[str, Any]:
         if folder not in self._folders:
-            record: Mapping[str, Any] = {}
+            self._folders[folder] = {}
             with suppress(OSError, ValueError):  # there is none, or it is damaged
-                record = read_json(self._record_path(folder), _MOST_BYTES)
-            self._folders[folder] = dict(record)
+                self._folders[folder] = read_json(self._record_path(folder), _MOST_BYTES)
         return self._folders[folder]
 
     def _record_path(self, folder: Path) -> Path:
@@ -86,6 +85,5 @@ class KnownFiles:
         return (self._cache or Path()) / f"{name}.json"
 
 
-def _is_same_file(one: os.stat_result, other: os.stat_result) -> bool:
-    same = ("st_size", "st_mtime_ns", "st_ino")
-    return all(getattr(one, name) == getattr(other, name) for name in same)
+def _identity(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]

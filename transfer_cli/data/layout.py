@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from transfer_cli.data.encodings import WINDOWS
 from transfer_cli.data.readers import MAX_LINE_BYTES
@@ -277,22 +277,9 @@ def usual_quotes(table_format: str, delimiter: str) -> str:
     return DOUBLE if table_format == "csv" or delimiter != "\t" else LETTERS
 
 
-class Reader(Protocol):
-    """Yields the cells of rows; `line_num` is how many lines were taken."""
-
-    @property
-    def line_num(self) -> int:
-        """How many lines were taken."""
-
-    def __iter__(self) -> "Reader": ...
-
-    def __next__(self) -> list[str]:
-        """Return the next row; after a `csv.Error` it can be called again."""
-
-
 def split_lines(
     lines: Iterable[str], mark: str, quotes: str = DOUBLE, *, strict: bool = True
-) -> Reader:
+) -> "_Cells":
     """Return the cells of each row; misplaced quotes are an error if `strict`."""
     # The limit is the process's; its default of 128 KiB is less than a long text.
     csv.field_size_limit(2 * MAX_LINE_BYTES)
@@ -317,15 +304,17 @@ def _without_carriage_returns(line: str) -> str:
 class _Cells:
     """Rows of the library, with the carriage returns that a NUL stands for."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Any) -> None:
         self._reader = reader
 
     @property
     def line_num(self) -> int:
-        return self._reader.line_num
+        """How many lines were taken."""
+        return int(self._reader.line_num)
 
     def __iter__(self) -> "_Cells":
         return self
 
     def __next__(self) -> list[str]:
+        """Return the next row; after a `csv.Error` it can be called again."""
         return [cell.replace("\0", "\r") for cell in next(self._reader)]

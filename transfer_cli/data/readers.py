@@ -26,8 +26,7 @@ from typing import BinaryIO, Protocol
 
 import zstandard
 
-from transfer_cli.data import encodings
-from transfer_cli.data.encodings import detect_encoding
+from transfer_cli.data.encodings import detect_encoding, encoding_label
 from transfer_cli.data.packed import PACKINGS, Unpacked
 from transfer_cli.errors import DataError, did_you_mean
 from transfer_cli.safe_files import check_no_lfs_pointer, printable
@@ -67,10 +66,8 @@ class BrokenLine(str):
 
     error: DataError
 
-    @classmethod
-    def of(cls, text: str, error: DataError) -> "BrokenLine":
-        """Return the line with its error."""
-        line = cls(text)
+    def __new__(cls, text: str, error: DataError) -> "BrokenLine":
+        line = super().__new__(cls, text)
         line.error = error
         return line
 
@@ -80,10 +77,8 @@ class BrokenLine(str):
 
 def numbered_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end) of a text file, plain or packed."""
-    name = str(path)
     with closing(open_file(path)) as file:
-        source = _open_source(file, name, encoding)
-        yield from sound_lines(all_lines(source.stream, name, source.encoding))
+        yield from sound_lines(_open_source(file, str(path), encoding).lines())
 
 
 def _open_source(file: BinaryIO, name: str, encoding: str | None) -> "LineSource":
@@ -175,7 +170,7 @@ def open_file(path: Path) -> BinaryIO:
     """Open a file for reading bytes, unpacked if its name ends with `.gz`, `.xz` or `.zst`."""
     check_readable(path)
     try:
-        if path.suffix in PACKINGS:
+        if is_packed(path):
             return io.BufferedReader(Unpacked(path), _BUFFER_BYTES)
         return path.open("rb")
     except OSError as error:
@@ -219,8 +214,7 @@ def count_lines(path: Path) -> int | None:
 
 def suffix_of(path: Path) -> str:
     """Return the suffix of a file's name in lower case, without that of a packed one."""
-    name = path.with_suffix("") if path.suffix in PACKINGS else path
-    return name.suffix.lower()
+    return (path.with_suffix("") if is_packed(path) else path).suffix.lower()
 
 
 def datasets_folder_hint(folder: Path) -> str:
@@ -282,7 +276,7 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
             break
         number += 1
         if len(raw) > MAX_LINE_BYTES:
-            yield number, BrokenLine.of("", too_long_error(name, number))
+            yield number, BrokenLine("", too_long_error(name, number))
             # Only now: a caller that stops here does not wait for the end of the line.
             while raw and not raw.endswith(b"\n"):
                 raw = read_line(stream, name, number)
@@ -316,18 +310,17 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-class _PeekedStream(io.RawIOBase):
-    """Bytes that were read already, and those that follow."""
+class _ByteStream(io.RawIOBase):
+    """The bytes that a function returns, given how many there may be."""
 
-    def __init__(self, start: bytes, rest: BinaryIO) -> None:
-        self._start = io.BytesIO(start)
-        self._rest = rest
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        content = self._start.read(len(buffer)) or self._rest.read(len(buffer))
+        content = self._read(len(buffer))
         buffer[: len(content)] = content
         return len(content)
 
@@ -338,17 +331,27 @@ def peek(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedRead
         start = stream.read(size)
     except UNREADABLE as error:
         raise damaged_file_error(name, 1, error) from error
-    return start, io.BufferedReader(_PeekedStream(start, stream), _BUFFER_BYTES)
+    again = io.BytesIO(start)
+    whole = _ByteStream(lambda most: again.read(most) or stream.read(most))
+    return start, io.BufferedReader(whole, _BUFFER_BYTES)
 
 
 @dataclass(frozen=True)
 class LineSource:
-    """A file as lines: its first bytes, all of it, and what was recognised (`note`, or "")."""
+    """A file as lines: its first bytes, all of it, and what was recognised (`note`, or "").
 
+    `name` is what to call it in messages.
+    """
+
+    name: str
     start: bytes
     stream: LineStream
     encoding: str
     note: str = ""
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Yield its lines, see `all_lines`."""
+        return all_lines(self.stream, self.name, self.encoding)
 
 
 def recognise_source(
@@ -372,10 +375,10 @@ def recognise_source(
             raise DataError(f"{name} is not UTF-8; it may be {ways}. {cure}, if that is right.")
         if encoding != "utf-8":
             sample = f" ({reading.sample!r})" if reading.sample else ""
-            note = f"read as {encodings.encoding_label(encoding)}{sample}"
+            note = f"read as {encoding_label(encoding)}{sample}"
     if not isinstance(stream, io.BufferedReader):  # a pipe, whose lines may come slowly
-        return LineSource(start, stream, encoding, note)
-    if encodings.is_wide(encoding):
+        return LineSource(name, start, stream, encoding, note)
+    if len("\n".encode(encoding)) > 1:
         start = start.decode(encoding, errors="ignore").encode()
         stream, encoding = _with_line_ends(stream, encoding, "utf-8", ""), "utf-8"
     # As many are written at the end of lines, where they are twice.
@@ -383,7 +386,7 @@ def recognise_source(
     if alone > start.count(b"\n"):
         stream = _with_line_ends(stream, "latin-1", "latin-1", None)
         start = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    return LineSource(start, stream, encoding, note)
+    return LineSource(name, start, stream, encoding, note)
 
 
 def _check_is_text(start: bytes, name: str) -> None:
@@ -412,25 +415,13 @@ _NO_TEXTS = {
 _LONGEST_MARK = max(map(len, _NO_TEXTS))
 
 
-class _Recoded(io.RawIOBase):
-    def __init__(self, text: io.TextIOWrapper, encoding: str) -> None:
-        self._text, self._encoding = text, encoding
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        content = self._text.read(len(buffer) // 4).encode(self._encoding)
-        buffer[: len(content)] = content
-        return len(content)
-
-
 def _with_line_ends(
     stream: BinaryIO, encoding: str, to: str, newline: str | None
 ) -> io.BufferedReader:
     """Return a stream in another encoding; a `newline` of None is any end, and becomes one."""
     text = io.TextIOWrapper(stream, encoding, newline=newline)
-    return io.BufferedReader(_Recoded(text, to), _BUFFER_BYTES)
+    recoded = _ByteStream(lambda most: text.read(most // 4).encode(to))
+    return io.BufferedReader(recoded, _BUFFER_BYTES)
 
 
 def decode_line(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> str:
@@ -438,18 +429,16 @@ def decode_line(raw: bytes, name: str, number: int, encoding: str = "utf-8") -> 
     if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{name}, line 1: begins as UTF-16 does. Save the file as UTF-8.")
     zero = raw.find(b"\0")
-    if zero >= 0:
-        wrong = f"NUL byte at offset {zero}. Is this a text file?"
-    else:
+    wrong, reason = f"NUL byte at offset {zero}. Is this a text file?", "a NUL byte"
+    if zero < 0:
         try:
             return raw.decode(encoding)
         except UnicodeDecodeError as error:
             place = f"byte 0x{raw[error.start]:02X} at offset {error.start} of the line"
-            wrong = f"{place} is not {encoding.upper()}. Save the file as UTF-8."
-    error_found = DataError(
-        f"{name}, line {number}: {wrong}", "a NUL byte" if zero >= 0 else f"not {encoding.upper()}"
-    )
-    return BrokenLine.of(raw.decode(encoding, errors="replace"), error_found)
+            reason = f"not {encoding.upper()}"
+            wrong = f"{place} is {reason}. Save the file as UTF-8."
+    fault = DataError(f"{name}, line {number}: {wrong}", reason)
+    return BrokenLine(raw.decode(encoding, errors="replace"), fault)
 
 
 # --------------------------------------------------------------------------- running text

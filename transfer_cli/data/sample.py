@@ -14,8 +14,11 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import TypeVar
 
 from transfer_cli.seeds import derive
+
+T = TypeVar("T")
 
 NAMES_ASKED = {"train": 8, "validation": 4, "test": 8}
 """Names of each kind in the questions of a split."""
@@ -231,7 +234,7 @@ class _Draw:
     def number(self, below: int) -> int:
         return int(self._random.random() * below)
 
-    def shuffled(self, items: Sequence[str]) -> list[str]:
+    def shuffled(self, items: Sequence[T]) -> list[T]:
         keys = [self._random.random() for _ in items]
         return [items[place] for place in sorted(range(len(items)), key=keys.__getitem__)]
 
@@ -350,8 +353,7 @@ def facts(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
         for wordings, right in ((both, words.split(", ")) for both, words in _FACTS.items())
         for town in towns
     ]
-    order = draw.shuffled([str(number) for number in range(len(known_facts))])
-    known_facts = [known_facts[int(number)] for number in order]
+    known_facts = draw.shuffled(known_facts)
     questions = [(other, f"{answer}.") for _, other, answer in known_facts]
     return {
         "train": [(question, f"{answer}.") for question, _, answer in known_facts],

@@ -147,7 +147,8 @@ def draw_pairs(units: TextUnits, kind: Pairs, room: int, seed: int, copies: int 
             break
         shorter, size, place, choice, *other = generator.random((6, len(walk_W)))
         wanted_W = np.where(shorter < SHORTER_SHARE, 2 + _draw_below(size, room - 1), room)
-        stop_W = np.clip(_collect(units, at_W, wanted_W), at_W + 2, end_W)
+        full_W = np.searchsorted(units.reached, units.reached[at_W] + wanted_W)
+        stop_W = np.clip(full_W, at_W + 2, end_W)
         middle_W = at_W + 1 + _draw_below(place, stop_W - at_W - 1)
         is_1 = choice < 0.5
         spans_W4 = np.stack([at_W, middle_W, middle_W, stop_W], axis=1)
@@ -187,13 +188,6 @@ def _draw_below(draw: npt.NDArray[np.float64], count: Any) -> npt.NDArray[np.int
     return number
 
 
-def _collect(
-    units: TextUnits, at_W: npt.NDArray[np.int64], wanted_W: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return up to where units are collected that have as many tokens as wanted."""
-    return np.searchsorted(units.reached, units.reached[at_W] + wanted_W)
-
-
 def _spans_elsewhere(
     units: TextUnits,
     document_W: npt.NDArray[np.int64],
@@ -206,8 +200,8 @@ def _spans_elsewhere(
     other_W += other_W >= document_W
     first_W, end_W = units.first[other_W], units.first[other_W + 1]
     begin_W = first_W + _draw_below(place, end_W - first_W)
-    stop_W = _collect(units, begin_W, np.maximum(wanted_W, 1))
-    return np.stack([begin_W, np.minimum(stop_W, end_W)], axis=1)
+    full_W = np.searchsorted(units.reached, units.reached[begin_W] + np.maximum(wanted_W, 1))
+    return np.stack([begin_W, np.minimum(full_W, end_W)], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +222,6 @@ class SentencePairs:
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
         """Return `tokens`, `mask`, `segment`, `index` and `pair` or `restart` of some pairs."""
         index_B = np.asarray(indices, dtype=np.int64)
-        if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
-            raise IndexError(f"pairs {indices} of {len(self)}")
         start, end = specials_around(self.tokenizer, "bidirectional")
         between, room = specials_between(self.tokenizer), text_room(self.tokenizer, self.length)
         rows, firsts = [], []
@@ -291,12 +283,13 @@ def pair_text(
     copies: int = 1,
 ) -> SentencePairs:
     """Return a text as pairs; see `draw_pairs` for the other arguments."""
-    if text_room(tokenizer, length) < 2:
+    room = text_room(tokenizer, length)
+    if room < 2:
         raise ConfigError(
             f"data.length: {length} leaves no room for two texts among their special tokens; "
             f"give {MIN_LENGTH + tokenizer.separators - 1} or more"
         )
-    spans, room = units_of(text, tokenizer, units), text_room(tokenizer, length)
+    spans = units_of(text, tokenizer, units)
     is_drawn = kind != "translation"
     drawn = draw_pairs(spans, kind, room, seed, copies) if is_drawn else translation_pairs(spans)
     return SentencePairs(text, drawn, tokenizer, length)

@@ -27,7 +27,6 @@ import numpy.typing as npt
 
 from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.encode import LINE_END, TextEncoder
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.readers import LinePart
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
@@ -101,21 +100,17 @@ class Shard:
     @cached_property
     def key(self) -> dict[str, Any]:
         """What decides the tokens."""
-        return {
-            "text": self.split.fingerprint,
+        split, first = self.split, self.tokenizer.before_text
+        key: dict[str, Any] = {
+            "text": split.fingerprint,
             "end_of_line": True,  # counts as a word, as in published perplexities
             "tokenizer": self.tokenizer.hash,
             "format": _FORMAT,
-            **self._rule,
         }
-
-    @property
-    def _rule(self) -> dict[str, Any]:
-        """What else decides them, where lines do not end with the separator."""
-        split, first = self.split, self.tokenizer.before_text
-        rule: dict[str, Any] = {"lines": split.rule, "begins": split.begins_by}
-        rule |= {} if first is None else {"first": first}  # of a template, not in the hash
-        return {} if split.rule == "end" else rule
+        if split.rule != "end":
+            key |= {"lines": split.rule, "begins": split.begins_by}
+            key |= {} if first is None else {"first": first}  # of a template, not in the hash
+        return key
 
     @cached_property
     def entry(self) -> Path:
@@ -133,14 +128,14 @@ class Shard:
             return None
         return read_if_sound(self.entry, StoredTokens.read)
 
-    def load_or_encode(self, encoder: "TextEncoder", more: Advance) -> StoredTokens:
+    def load_or_encode(self, encoder: TextEncoder, more: Advance) -> StoredTokens:
         """Return its tokens, which are made now if they are missing or damaged."""
         tokens = _load_or_make(self.entry, StoredTokens.read, lambda: self._make(encoder, more))
         if self.split.apart:
             self.starts(tokens)
         return tokens
 
-    def encode_if_free(self, encoder: "TextEncoder", more: Advance) -> None:
+    def encode_if_free(self, encoder: TextEncoder, more: Advance) -> None:
         """Make what is missing of it, unless another process is at it; else as `load_or_encode`."""
         with _cache_errors(self.entry):
             make_unless_held(self.entry, lambda: self._make(encoder, more))
@@ -151,9 +146,13 @@ class Shard:
 
     def starts(self, tokens: StoredTokens) -> npt.NDArray[np.int64]:
         """Return where documents begin, as `EncodedText` says."""
-        return _load_or_make(self.documents, _read_starts, lambda: self._make_starts(tokens))
+        return _load_or_make(
+            self.documents,
+            lambda entry: np.fromfile(entry / _STARTS, np.int64),
+            lambda: self._make_starts(tokens),
+        )
 
-    def _make(self, encoder: "TextEncoder", more: Advance) -> StoredTokens:
+    def _make(self, encoder: TextEncoder, more: Advance) -> StoredTokens:
         with new_entry(self.entry) as unfinished:
             dtype = np.dtype(np.uint16 if self.tokenizer.size <= 2**16 else np.uint32)
             path = unfinished / _TOKENS
@@ -185,10 +184,6 @@ def _line_begins(split: TextSplit) -> Iterator[bool]:
         if not isinstance(line, LinePart):
             yield is_new
             is_new = None
-
-
-def _read_starts(entry: Path) -> npt.NDArray[np.int64]:
-    return np.fromfile(entry / _STARTS, np.int64)
 
 
 def _starts_by_line(
@@ -234,7 +229,7 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: TextSplit, cache_dir: Path)
             tokenizer.save(partial / TOKENIZER)
         return tokenizer
 
-    return _load_or_make(entry, lambda entry: LibraryTokenizer.load(entry / TOKENIZER), make)
+    return _load_or_make(entry, lambda entry: Tokenizer.load(entry / TOKENIZER), make)
 
 
 def _counted_lines(split: TextSplit) -> Iterator[str]:
@@ -264,7 +259,7 @@ def _cache_errors(entry: Path) -> Iterator[None]:
 
 
 def _write_tokens(
-    path: Path, dtype: np.dtype[Any], shard: Shard, encoder: "TextEncoder", more: Advance
+    path: Path, dtype: np.dtype[Any], shard: Shard, encoder: TextEncoder, more: Advance
 ) -> dict[str, int]:
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     counts = Counter(num_tokens=1)

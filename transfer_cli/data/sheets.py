@@ -146,7 +146,8 @@ class _RowCounter:
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         if name.endswith("row"):
-            self._row = _number(attributes.get("r"), self._row + 1)
+            number = attributes.get("r", "")
+            self._row = int(number) if number.isdigit() else self._row + 1
             self._size = self._width = 0
         elif name.rpartition(":")[2] == "si":
             self._row, self._size = self._row + 1, 0
@@ -174,10 +175,6 @@ class _RowCounter:
 
     def _entity(self, *_: object) -> None:
         raise DataError(f"{self._path} defines entities of XML, which no spreadsheet needs.")
-
-
-def _number(text: str | None, default: int) -> int:
-    return int(text) if text is not None and text.isdigit() else default
 
 
 def _column(place: str, default: int) -> int:

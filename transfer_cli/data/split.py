@@ -133,9 +133,14 @@ class Split:
         """Its labelled examples as tokens (`tasks.base.Encoded`); `data` may be their states."""
         return self.data if self.without_states is None else self.without_states
 
+    @property
+    def rows(self) -> np.ndarray:
+        """The numbers of its rows, in the order of evaluation."""
+        return np.arange(len(self.data)) if self.order is None else self.order
+
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""
-        rows = np.arange(len(self.data)) if self.order is None else self.order
+        rows = self.rows
         scored = len(rows if self.example_of is None else np.unique(self.example_of[rows]))
         counts: dict[str, Any] = {"scored": scored, "unit": self.unit}
         if self.part_of is None:
@@ -152,7 +157,7 @@ class Split:
 
     def answered_part(self) -> "Split":
         """Return the rows that are answered, evenly spread in the order; itself where all are."""
-        rows = np.arange(len(self.data)) if self.order is None else self.order
+        rows = self.rows
         if self.answered is None or self.answered >= len(rows):
             return self
         places = np.linspace(0, len(rows) - 1, self.answered).astype(np.int64)

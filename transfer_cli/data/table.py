@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import dropwhile, islice
 from pathlib import Path
@@ -98,7 +98,7 @@ def open_table(path: Path, table_format: str, known: Layout, wanted: Wanted) -> 
     name = str(path)
     if table_format == "parquet":
         rows = partial(parquet.parquet_records, path)
-        yield _make_table(name, rows, partial(not_empty, lambda _: rows(), name), {})
+        yield _make_table(name, rows(), partial(not_empty, lambda _: rows(), name), {})
     elif table_format == "xlsx":
         with sheets.open_book(path) as book:
             yield _sheet_table(book, name, known, wanted)
@@ -115,20 +115,17 @@ def table_of_lines(
     source = readers.recognise_source(start, stream, name, known.encoding, f"{wanted.keys}encoding")
     unusual = {"encoding": source.note} if source.note else {}
     if table_format == "text":
-        return OpenTable(name, [], [], partial(_lines, source, name), unusual)
+        return OpenTable(name, [], [], partial(_lines, source), unusual)
     if table_format == "jsonl":
-        source = json_tables.as_json_lines(source, name)
-        lines = _first_lines(source, name)
+        source = json_tables.as_json_lines(source)
         return _make_table(
             name,
-            lambda: json_tables.json_records(enumerate(lines, 1), name, _ignore),
-            lambda on_error: table_records(
-                _all_lines(source, name), name, "jsonl", on_error=on_error
-            ),
+            json_tables.json_records(enumerate(_first_lines(source), 1), name, _ignore),
+            lambda on_error: table_records(source.lines(), name, "jsonl", on_error=on_error),
             unusual,
             is_uneven=True,
         )
-    lines = _first_lines(source, name)
+    lines = _first_lines(source)
     separator = layout.separator_in(lines[0]) if lines else None
     begins = _first_line(known, 2 if separator else 1)
     below = lines[begins - 1 :]
@@ -152,8 +149,8 @@ def table_of_lines(
 
     return _make_table(
         name,
-        lambda: records(enumerate(lines, 1), _ignore),
-        lambda on_error: records(_all_lines(source, name), on_error),
+        records(enumerate(lines, 1), _ignore),
+        lambda on_error: records(source.lines(), on_error),
         unusual,
         _names(rows, beginning),
         header=beginning.header,
@@ -168,7 +165,7 @@ def _sheet_table(book: Book, name: str, known: Layout, wanted: Wanted) -> OpenTa
         sheet = max(book.sheets, key=lambda candidate: _likeness(book, candidate, wanted))
         if len(book.sheets) > 1:
             unusual["sheet"] = f"sheet {sheet!r} of {len(book.sheets)}"
-    rows = _first_rows(partial(book.rows, sheet))
+    rows = _first_rows(book.rows(sheet))
     begins = _first_line(known, 1)
     beginning = _beginning(
         [row for row in rows if row[0] >= begins], begins, name, known, wanted, unusual
@@ -183,7 +180,7 @@ def _sheet_table(book: Book, name: str, known: Layout, wanted: Wanted) -> OpenTa
     read = partial(named_rows, cells, name, header=beginning.header, cure="Empty the others.")
     return _make_table(
         name,
-        partial(read, on_error=_ignore),
+        read(on_error=_ignore),
         partial(not_empty, read, name),
         unusual,
         names,
@@ -236,7 +233,7 @@ def _names(rows: layout.Rows, beginning: Beginning) -> list[str]:
 
 def _make_table(
     name: str,
-    first: Callable[[], Iterator[Record]],
+    first: Iterator[Record],
     records: Callable[[OnError], Iterator[Record]],
     unusual: Mapping[str, str],
     names: Sequence[str] = (),
@@ -245,8 +242,8 @@ def _make_table(
     is_uneven: bool = False,
 ) -> OpenTable:
     whole = partial(_without_headers, records, name) if header else records
-    begun = _without_headers(lambda _: first(), name, _ignore) if header else first()
-    sample = [record.fields for record in _first_rows(lambda: begun)]
+    begun = _without_headers(lambda _: first, name, _ignore) if header else first
+    sample = [record.fields for record in _first_rows(begun)]
     seen = dict.fromkeys(name for fields in sample for name in fields)
     names = list(seen) or names
     return OpenTable(name, names, sample, whole, unusual, is_uneven)
@@ -269,12 +266,9 @@ def _without_headers(
         if any(cells) and all(cell in (key, "") for key, cell in zip(names, cells, strict=True)):
             lines.append(str(record.line))
         elif len(names) > 1 and {*cells} == {*names}:
-            on_error(
-                DataError(
-                    f"{name}, line {record.line}: the names of the columns in another order. Were "
-                    "files put together? Give them one by one."
-                )
-            )
+            fault = "the names of the columns in another order"
+            cure = "Were files put together? Give them one by one."
+            on_error(DataError(f"{name}, line {record.line}: {fault}. {cure}"))
         else:
             yield record
     if lines and on_error is not _ignore:
@@ -282,21 +276,17 @@ def _without_headers(
         log.warning("%s: the header comes again in line %s, left out", printable(name), shown)
 
 
-def _all_lines(source: LineSource, name: str) -> Iterator[tuple[int, str]]:
-    return readers.all_lines(source.stream, name, source.encoding)
-
-
-def _lines(source: LineSource, name: str, on_error: OnError) -> Iterator[Record]:
+def _lines(source: LineSource, on_error: OnError) -> Iterator[Record]:
     """Yield the lines of a text as rows with one column."""
-    for number, line in readers.sound_lines(_all_lines(source, name), on_error):
+    for number, line in readers.sound_lines(source.lines(), on_error):
         yield Record(number, {TEXT: line})
 
 
-def _first_rows(records: Callable[[], Iterator[T]]) -> list[T]:
+def _first_rows(records: Iterator[T]) -> list[T]:
     """Return the first rows, up to one that cannot be read: all of them are read again."""
     rows: list[T] = []
     with suppress(DataError):
-        rows.extend(islice(records(), LOOKED_AT_ROWS))
+        rows.extend(islice(records, LOOKED_AT_ROWS))
     return rows
 
 
@@ -304,12 +294,12 @@ def _ignore(error: DataError) -> None:
     """Look on: what is wrong with a row is said when it is read."""
 
 
-def _first_lines(source: LineSource, name: str) -> list[str]:
+def _first_lines(source: LineSource) -> list[str]:
     """Return the first lines, without one that may be cut off; none if the first is broken."""
     lines: list[str] = []
     with suppress(DataError):
-        numbered = readers.all_lines(io.BytesIO(source.start), name, source.encoding)
-        lines += (line for _, line in islice(numbered, LOOKED_AT_ROWS))
+        begun = replace(source, stream=io.BytesIO(source.start))
+        lines += (line for _, line in islice(begun.lines(), LOOKED_AT_ROWS))
     if lines and isinstance(lines[0], BrokenLine):
         return []
     is_cut = len(lines) < LOOKED_AT_ROWS and len(source.start) >= readers.PEEKED_BYTES

@@ -72,6 +72,8 @@ class TextData(ABC):
             at_least("length", self.length, 2)
         at_least("copies", self.copies, 1)
         if self.pairs is None:
+            if self.copies > 1:
+                raise ValueError("copies: without pairs each text is read once; set data.pairs too")
             return
         if self.pairs == "translation":
             if self.copies > 1:
@@ -267,9 +269,7 @@ class TextFiles(TextData):
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return some files as one split, to score and not to train on."""
-    files = expand_paths(paths)
-    parts, fingerprint = file_parts(files, name, "text", KnownFiles(None))
-    return join_splits(parts, fingerprint, list_names(files, 1), available_cores())
+    return TextFiles(train=paths)._whole_split(expand_paths(paths), name, KnownFiles(None))
 
 
 def split_of_lines(

@@ -16,15 +16,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transfer_cli.data.chat_template import CHATML, CHATML_TOKENS
-from transfer_cli.data.library_tokenizer import (
-    MAX_VOCABULARY,
-    SENTINEL,
-    SPECIALS,
-    UNKNOWN,
-    WORD_MARKS,
-    LibraryTokenizer,
-)
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer import SENTINEL, SPECIALS, UNKNOWN, WORD_MARKS, Tokenizer
+from transfer_cli.data.tokenizer_file import MAX_VOCABULARY
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.progress import progress
 
@@ -133,7 +126,7 @@ class WordPiece(TokenizerRecipe):
         backend.pre_tokenizer = splitter
         # Tokenised text has spaces before its commas: leave them.
         backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-        return LibraryTokenizer(backend).with_added(sentinel_names(self.sentinels))
+        return Tokenizer(backend).with_added(sentinel_names(self.sentinels))
 
 
 @dataclass(frozen=True)
@@ -172,7 +165,7 @@ class BytePairs(TokenizerRecipe):
         backend.decoder = decoders.Sequence(
             [decoders.Replace(UNKNOWN, f"{WORD_MARKS[0]}{UNKNOWN}"), decoders.ByteLevel()]
         )
-        return LibraryTokenizer(backend).with_added(sentinel_names(self.sentinels))
+        return Tokenizer(backend).with_added(sentinel_names(self.sentinels))
 
 
 @dataclass(frozen=True)
@@ -217,7 +210,7 @@ class FromFile(TokenizerRecipe):
         return self._load()
 
     def _load(self) -> Tokenizer:
-        return LibraryTokenizer.load(Path(self.path).expanduser())
+        return Tokenizer.load(Path(self.path).expanduser())
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def portions_by_process(
     By memory, running text is read in lanes, and which ones there are depends on the text and the
     context alone: so do the measures, and neither on `batch` nor on processes.
     """
-    order = np.arange(len(split.data)) if split.order is None else split.order
+    order = split.rows
     if context is None or context.by != "memory":
         whole = [Portion.of(rows) for rows in micro_batches(order, batch)]
         return [shard(whole, rank, world_size) for rank in range(world_size)]

@@ -14,14 +14,13 @@ import numpy as np
 from ignite.engine import Engine, Events
 from ignite.handlers import FastaiLRFinder
 
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.engine.loop import Progress, build_trainer, report_of
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.errors import DivergedError, RunError
-from transfer_cli.optim.schedules import LRScheduler, Schedule
+from transfer_cli.optim.schedules import LRScheduler, Schedule, StagePlan
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.optim.schedules import StagePlan
 
 log = logging.getLogger(__name__)
 

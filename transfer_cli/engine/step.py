@@ -238,10 +238,7 @@ class TrainStep:
             self.optimizer.state.pop(self._parameters[name], None)
         self._forward.enter_stage(self.stages.current)
         stage = self.stages.spans[self.stages.stage_at(step)]
-        self.lr_scheduler.set_lr(
-            self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate,
-            time_used=self.time_used,
-        )  # fmt: skip
+        self.lr_scheduler.set_lr(self.optimizer, step, stage, self.time_used)
         self._seed_dropout(step)
         if self._memories is not None:
             self._memories.begin(step)

@@ -9,6 +9,7 @@ Legend: B texts, T positions, V vocabulary.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,8 +18,7 @@ from transfer_cli.errors import NotFiniteError, at_least
 from transfer_cli.generation.token_graph import TokenGraph, graph_length, takes_graph
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.language_model import HEAD
-from transfer_cli.objectives.replies import Continued
+from transfer_cli.objectives.replies import Continued, last_logits
 from transfer_cli.seeds import derive
 
 
@@ -113,6 +113,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
     allowed_V: Tensor,
     prefix: int | None = None,
     segment: int = 0,
+    segments: Sequence[int] = (),
     memory: int | None = None,
 ) -> Iterator[list[int]]:
     """Yield the next token of each text, `max_new_tokens` times, unless the caller stops before.
@@ -123,6 +124,7 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
         allowed_V: True at the tokens that may be generated.
         prefix: How many tokens of the prompt all positions see, see `Backbone.forward`.
         segment: That of what is generated.
+        segments: Those of the prompt's tokens; none: 0 for all.
         memory: How many tokens before the last one are seen, of a model whose positions are
             distances: then there is no longest text, and a prompt is read block by block. Only
             with a cache. None: all are seen.
@@ -134,43 +136,34 @@ def generate(  # noqa: PLR0913 - everything that what is generated depends on
     kv_cache = KVCache(shape.depth, most, keep=memory) if use_cache else None
     graph: TokenGraph | None = None
     read_BT = torch.tensor([prompt], device=device)
+    known = [*segments] or [0] * len(prompt)
+    segment_T = torch.tensor([*known, *[segment] * max_new_tokens], device=device)
     if memory is not None:
         *before, read_BT = read_BT.split(shape.positions, dim=1)
         for part_BT in before:
-            _next_logits(model, part_BT, kv_cache, torch.zeros_like(part_BT), None)
+            _next_logits(model, kv_cache, torch.zeros_like(part_BT), None, part_BT)
     for number in range(max_new_tokens):
         if graph is not None:
             logits_BV = graph(read_BT)
         else:
             first = len(prompt) + number - read_BT.shape[1]
-            later_T = torch.arange(first, first + read_BT.shape[1], device=device) >= len(prompt)
-            segment_BT = (later_T * segment).expand_as(read_BT)
+            segment_BT = segment_T[first : first + read_BT.shape[1]].expand_as(read_BT)
             prefix_B = None if prefix is None else read_BT.new_full((len(read_BT),), prefix)
-            logits_BV = _next_logits(model, read_BT, kv_cache, segment_BT, prefix_B)
+            logits_BV = _next_logits(model, kv_cache, segment_BT, prefix_B, read_BT)
         logits_BV = logits_BV.expand(rows, -1)
         if kv_cache is not None and number == 0:
             uses_graph = memory is None and takes_graph(model.backbone, max_new_tokens, device)
             most = graph_length(model.backbone, most) if uses_graph else most
             kv_cache = kv_cache.fork(rows, most)
             if uses_graph:
-                graph = _token_graph(model, kv_cache, rows, segment, prefix)
+                segment_B1 = torch.full((rows, 1), segment, device=device)
+                prefix_B = None if prefix is None else torch.full((rows,), prefix, device=device)
+                read = partial(_next_logits, model, kv_cache, segment_B1, prefix_B)
+                graph = TokenGraph(read, kv_cache, rows, device)
         tokens_B = draw_tokens(logits_BV, sampling, sampler, allowed_V).tolist()
         yield tokens_B
         new_B1 = torch.tensor(tokens_B, device=device)[:, None]
         read_BT = new_B1 if use_cache else torch.cat([read_BT.expand(rows, -1), new_B1], dim=1)
-
-
-def _token_graph(
-    model: TransferModel, kv_cache: KVCache, rows: int, segment: int, prefix: int | None
-) -> TokenGraph:
-    device = model.backbone.token_embedding.weight.device
-    segment_B1 = torch.full((rows, 1), segment, device=device)
-    prefix_B = None if prefix is None else torch.full((rows,), prefix, device=device)
-
-    def read(tokens_B1: Tensor) -> Tensor:
-        return _next_logits(model, tokens_B1, kv_cache, segment_B1, prefix_B)
-
-    return TokenGraph(read, kv_cache, rows, device)
 
 
 def continue_texts(
@@ -204,10 +197,10 @@ def draw_tokens(
 
 def _next_logits(
     model: TransferModel,
-    tokens_BT: Tensor,
     kv_cache: KVCache | None,
     segment_BT: Tensor,
     prefix_B: Tensor | None,
+    tokens_BT: Tensor,
 ) -> Tensor:
     """Read tokens, and return the logits of the next token, `[B, V]`, in float32."""
 
@@ -216,9 +209,7 @@ def _next_logits(
         hidden_states = model.backbone(
             tokens_BT, mask_BT, segment_BT, padded=False, kv_cache=kv_cache, prefix_B=prefix_B
         )
-        last_BD = model.readout([state_BTD[:, -1:] for state_BTD in hidden_states])[:, 0]
-        logits_BV: Tensor = model.heads[HEAD](last_BD, model.backbone.token_embedding.weight)
-        return logits_BV.float()
+        return last_logits(model, [state_BTD[:, -1:] for state_BTD in hidden_states])
 
     logits_BV: Tensor = model(read)
     return logits_BV

@@ -13,7 +13,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import NotFiniteError
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.language_model import token_logits
 
 MASKS = ("[MASK]", "<mask>")
 """Names of the mask token that every tokenizer accepts here."""
@@ -72,9 +72,7 @@ def fill_gaps(
     def read(model: TransferModel) -> torch.Tensor:
         mask_1T = torch.ones_like(tokens_1T, dtype=torch.bool)
         hidden_1TD = model.readout(model.backbone(tokens_1T, mask_1T, padded=False))
-        gaps_ND = hidden_1TD[tokens_1T == tokenizer.mask]
-        logits_NV: torch.Tensor = model.heads[HEAD](gaps_ND, model.backbone.token_embedding.weight)
-        return logits_NV
+        return token_logits(model, hidden_1TD[tokens_1T == tokenizer.mask])
 
     probabilities_NV = model(read).double().cpu().softmax(1)
     if not probabilities_NV.isfinite().all():

@@ -3,7 +3,7 @@
 Legend: B rows, T positions, N scored tokens, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.vocabulary_loss import CHUNK_ELEMENTS
-from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.language_model import token_logits
 from transfer_cli.progress import progress
 
 
@@ -69,6 +69,9 @@ class Gap:
         return [self.place] * len(self.targets)
 
 
+Row = TypeVar("Row", bound=Ending | Gap)
+
+
 class ScoredTokens(NamedTuple):
     """The log-probabilities of targets, and the best token at each of their positions."""
 
@@ -76,15 +79,29 @@ class ScoredTokens(NamedTuple):
     best: list[int]
 
 
-Row = TypeVar("Row", bound=Ending | Gap)
-Found = TypeVar("Found")
-
-
 def score_rows(
-    model: TransferModel, rows: Sequence[Ending | Gap], padding: int, batch: int
+    model: TransferModel,
+    rows: Sequence[Ending | Gap],
+    padding: int,
+    batch: int,
+    allowed_V: Tensor | None = None,
 ) -> list[Tensor]:
-    """Return the log-probability of each target of each row, `[N]` in float32."""
-    return _score_in_batches(rows, batch, lambda some: _score_rows(model, some, padding))
+    """Return the log-probability of each target of each row, `[N]` in float32.
+
+    With `allowed_V` it is `[N, 2]`: the second number is the best token of those.
+    """
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number].tokens))
+    results: dict[int, Tensor] = {}
+    with progress("scoring", len(rows), "texts") as more:
+        for first in range(0, len(order), batch):
+            numbers = np.array(order[first : first + batch])
+            for part, readings in halve_if_out_of_memory(
+                numbers,
+                lambda some: _score_rows(model, [rows[n] for n in some], padding, allowed_V),
+            ):
+                results |= zip(part.tolist(), readings, strict=True)
+            more(len(numbers))
+    return [results[number] for number in range(len(rows))]
 
 
 def score_and_predict(
@@ -94,9 +111,7 @@ def score_and_predict(
 
     The right tokens before are given. The best token is one of those where `allowed_V` is True.
     """
-    numbers = _score_in_batches(
-        rows, batch, lambda some: _score_rows(model, some, padding, allowed_V)
-    )
+    numbers = score_rows(model, rows, padding, batch, allowed_V)
     return [ScoredTokens(row[:, 0].tolist(), row[:, 1].long().tolist()) for row in numbers]
 
 
@@ -144,10 +159,7 @@ def _score_rows(
     *,
     cache: KVCache | None = None,
 ) -> list[Tensor]:
-    """Return the log-probabilities `[N]` of each row's targets.
-
-    With `allowed_V` `[N, 2]`, the second number is the best token of those.
-    """
+    """Return what `score_rows` does, of rows that pass at once."""
     known = 0 if cache is None else cache.length
     inputs = [list(row.inputs[known:]) for row in rows]
     lengths = [len(tokens) for tokens in inputs]
@@ -173,35 +185,14 @@ def _score_rows(
     def read(whole: TransferModel) -> Tensor:
         states = whole.backbone(tokens_BT, mask_BT, padded=padded, kv_cache=cache)
         top_ND = whole.readout(states).flatten(0, 1).index_select(0, flat_N)
-        table_VD = whole.backbone.token_embedding.weight
-        rows = max(1, CHUNK_ELEMENTS["cpu"] // len(table_VD))
-        parts = [
-            score(whole.heads[HEAD](part_RD, table_VD), target_R)
-            for part_RD, target_R in zip(top_ND.split(rows), target_N.split(rows), strict=True)
-        ]
-        return torch.cat(parts)
+        rows = max(1, CHUNK_ELEMENTS["cpu"] // len(whole.backbone.token_embedding.weight))
+        parts = zip(top_ND.split(rows), target_N.split(rows), strict=True)
+        return torch.cat([score(token_logits(whole, top_RD), target) for top_RD, target in parts])
 
     found_N: Tensor = model(read).cpu()
     if found_N.isnan().any():
         raise NotFiniteError("run: its prediction")
     return list(found_N.split([len(row.targets) for row in rows]))
-
-
-def _score_in_batches(
-    rows: Sequence[Row], batch: int, read: Callable[[Sequence[Row]], list[Found]]
-) -> list[Found]:
-    """Return what is read of each row, in batches of like length."""
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number].tokens))
-    results: dict[int, Found] = {}
-    with progress("scoring", len(rows), "texts") as more:
-        for first in range(0, len(order), batch):
-            numbers = np.array(order[first : first + batch])
-            for part, readings in halve_if_out_of_memory(
-                numbers, lambda some: read([rows[n] for n in some])
-            ):
-                results |= zip(part.tolist(), readings, strict=True)
-            more(len(numbers))
-    return [results[number] for number in range(len(rows))]
 
 
 def _common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -63,11 +63,6 @@ class PromptLayout:
         rows = self.tokenizer.encode_batch(text.split("\n"))
         return [token for row in rows for token in (self.line_end, *row)] if any(rows) else []
 
-    def drops_space(self, text: str, tokens: Sequence[int]) -> bool:
-        """Return whether a prompt ends in a space that its tokens do not hold."""
-        goes_on = self.answer_end is None
-        return goes_on and text.endswith(" ") and not self.tokenizer.decode(tokens).endswith(" ")
-
     def allowed_tokens(self) -> Tensor:
         """Return `[V]`, True at tokens of text and at the special one that ends it."""
         size = self.tokenizer.size
@@ -84,12 +79,14 @@ class Prompt:
 
     Args:
         segment: That of what is added.
+        segments: Those of its tokens; none: 0 for all.
     """
 
     layout: PromptLayout
     tokens: list[int]
     prefix: int | None = None
     segment: int = 0
+    segments: Sequence[int] = ()
 
     @property
     def is_source(self) -> bool:

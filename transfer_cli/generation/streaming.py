@@ -102,11 +102,11 @@ class GeneratedText:
     finish_reason: str = ""
 
     def __post_init__(self) -> None:
-        before = self.layout.encode(self.prompt)
-        self._detokenizer = StreamingDetokenizer(
-            self.layout.tokenizer, self.layout.line_end, before
-        )
-        self._has_space = self.layout.drops_space(self.prompt, before)
+        layout, before = self.layout, self.layout.encode(self.prompt)
+        self._detokenizer = StreamingDetokenizer(layout.tokenizer, layout.line_end, before)
+        goes_on = layout.answer_end is None and self.prompt.endswith(" ")
+        # A space that the prompt's tokens do not hold.
+        self._has_space = goes_on and not layout.tokenizer.decode(before).endswith(" ")
         self._stop_strings = StopStrings(self.stops)
 
     def add(self, token: int) -> str:

@@ -70,21 +70,6 @@ class TwoKinds(ConfigPart):
 
     def read(self, settings: PublishedConfig, before: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the angles, and which blocks see everything."""
-        order = self._read_order(settings, before["depth"])
-        return {"rotary": self._read_rotary(settings), **order}
-
-    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
-        rotary = shape.rotary
-        local = Rotary(rotary.base if rotary.local_base is None else rotary.local_base)
-        scaling = {} if rotary.scaling is None else {"rope_scaling": _rope_parameters(rotary)}
-        return {
-            "layer_types": [LOCAL if has_window else GLOBAL for has_window in shape.has_window],
-            **dict(zip(self.base_keys, (rotary.base, local.base), strict=True)),
-            "rope_parameters": {GLOBAL: _rope_parameters(rotary), LOCAL: _rope_parameters(local)},
-            **scaling,
-        }
-
-    def _read_rotary(self, settings: PublishedConfig) -> Rotary:
         by_kind = _mapping_at(settings, "rope_parameters")
         kinds = [
             {
@@ -97,13 +82,22 @@ class TwoKinds(ConfigPart):
         whole, local = (_build_rotary(settings, angles) for angles in kinds)
         if local.scaling is not None:
             raise settings.error("rope_parameters", f"no scaling of {LOCAL}")
-        return replace(whole, local_base=local.base)
-
-    def _read_order(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
         period = settings.value(self.every_key, self.usual_every, int)
         start = 0 if self.global_first else period - 1
-        order = [block % max(1, period) != start for block in range(depth)]
-        return read_order(settings, [LOCAL if local else GLOBAL for local in order])
+        is_local = [block % max(1, period) != start for block in range(before["depth"])]
+        order = read_order(settings, [LOCAL if local else GLOBAL for local in is_local])
+        return {"rotary": replace(whole, local_base=local.base), **order}
+
+    def write(self, shape: BackboneShape) -> Mapping[str, Any]:
+        rotary = shape.rotary
+        local = Rotary(rotary.base if rotary.local_base is None else rotary.local_base)
+        scaling = {} if rotary.scaling is None else {"rope_scaling": _rope_parameters(rotary)}
+        return {
+            "layer_types": [LOCAL if has_window else GLOBAL for has_window in shape.has_window],
+            **dict(zip(self.base_keys, (rotary.base, local.base), strict=True)),
+            "rope_parameters": {GLOBAL: _rope_parameters(rotary), LOCAL: _rope_parameters(local)},
+            **scaling,
+        }
 
 
 def read_order(settings: PublishedConfig, usual: Sequence[str]) -> dict[str, int]:

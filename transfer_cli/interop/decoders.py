@@ -26,6 +26,15 @@ from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import SAME, TRANSPOSED, Conversion, Rule, by_head
 from transfer_cli.model.shape import BackboneShape
 
+_GPT = (
+    Field("width", "n_embd"), Field("heads", "n_head"), Field("depth", "n_layer"),
+    Field("positions", "n_positions"),
+    Field("dropout", "resid_pdrop", 0.1), WriteOnly("embd_pdrop", lambda shape: shape.dropout),
+    Field("attention_dropout", "attn_pdrop", 0.1), Field("epsilon", "layer_norm_epsilon", 1e-5),
+    Field("tie_output", "tie_word_embeddings", default=True),
+)  # fmt: skip
+"""What both GPTs call these."""
+
 
 class Gpt2(CausalFamily):
     """GPT-2 (Radford et al. 2019): one matrix for queries, keys and values, stored turned."""
@@ -36,15 +45,10 @@ class Gpt2(CausalFamily):
     prefix = "transformer"
     blocks = "h"
     fields: ClassVar[Sequence[ConfigPart]] = (
-        Field("width", "n_embd"), Field("heads", "n_head"), Field("depth", "n_layer"),
-        Field("positions", "n_positions"),
+        *_GPT,
         Field("feedforward", "n_inner", lambda before: 4 * before["width"]),
-        Field("dropout", "resid_pdrop", 0.1), WriteOnly("embd_pdrop", lambda shape: shape.dropout),
-        Field("attention_dropout", "attn_pdrop", 0.1),
         ActivationField("activation_function", "gelu_new"),
-        Field("epsilon", "layer_norm_epsilon", 1e-5),
-        Field("tie_output", "tie_word_embeddings", default=True),
-    )  # fmt: skip
+    )
     fixed: ClassVar[Mapping[str, Any]] = {**CausalFamily.fixed, "position_kind": "learned"}
     implied: ClassVar[Mapping[str, Any]] = {**CausalFamily.implied, "embedding_norm": None}
     required: ClassVar[Mapping[str, Any]] = {
@@ -84,16 +88,11 @@ class OpenAIGpt(CausalFamily):
     prefix = "transformer"
     blocks = "h"
     fields: ClassVar[Sequence[ConfigPart]] = (
-        Field("width", "n_embd"), Field("heads", "n_head"), Field("depth", "n_layer"),
-        Field("positions", "n_positions"),
-        Field("dropout", "resid_pdrop", 0.1), WriteOnly("embd_pdrop", lambda shape: shape.dropout),
-        Field("attention_dropout", "attn_pdrop", 0.1),
+        *_GPT,
         ActivationField(
             "afn", "gelu", {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
         ),
-        Field("epsilon", "layer_norm_epsilon", 1e-5),
-        Field("tie_output", "tie_word_embeddings", default=True),
-    )  # fmt: skip
+    )
     fixed: ClassVar[Mapping[str, Any]] = {**Gpt2.fixed, "residual": "post"}
     language_model = "OpenAIGPTLMHeadModel"
     text_end = "<|endoftext|>"

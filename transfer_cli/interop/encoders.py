@@ -36,6 +36,11 @@ from transfer_cli.model.shape import Activation, BackboneShape
 PAD = 1
 """RoBERTa's padding token."""
 
+_EMBEDDINGS: ModuleNames = {
+    "token_embedding": "embeddings.word_embeddings",
+    "position_embedding": "embeddings.position_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+}
 _SEGMENTS = Field("segments", "type_vocab_size", 2, to_theirs=lambda shape: max(1, shape.segments))
 """Their models have at least one."""
 _EMBEDDING_WIDTH = Field(
@@ -139,11 +144,8 @@ class Bert(EncoderFamily):
     first_position: ClassVar[int] = 0
     """The row of the position table that belongs to the first token."""
     outside: ClassVar[ModuleNames] = {
-        "token_embedding": "embeddings.word_embeddings",
-        "position_embedding": "embeddings.position_embeddings",
-        "segment_embedding": "embeddings.token_type_embeddings",
-        "embedding_norm": "embeddings.LayerNorm",
-    }
+        **_EMBEDDINGS, "segment_embedding": "embeddings.token_type_embeddings",
+    }  # fmt: skip
     inside: ClassVar[ModuleNames] = {
         "attention.packed": ("attention.self.query", "attention.self.key", "attention.self.value"),
         "attention.output": "attention.output.dense",
@@ -305,11 +307,8 @@ class MPNet(Roberta):
     }  # fmt: skip
     choice = ("mpnet.pooler.dense", "classifier")
     outside: ClassVar[ModuleNames] = {
-        "token_embedding": "embeddings.word_embeddings",
-        "position_embedding": "embeddings.position_embeddings",
-        "embedding_norm": "embeddings.LayerNorm",
-        "position_embedding.bias": "encoder.relative_attention_bias",
-    }
+        **_EMBEDDINGS, "position_embedding.bias": "encoder.relative_attention_bias",
+    }  # fmt: skip
     inside: ClassVar[ModuleNames] = {
         **Bert.inside,
         "attention.packed": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
@@ -337,11 +336,7 @@ class DistilBert(EncoderFamily):
     lm_head = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
     classifier = choice = ("pre_classifier", "classifier")
     pooler_activation = "relu"
-    outside: ClassVar[ModuleNames] = {
-        "token_embedding": "embeddings.word_embeddings",
-        "position_embedding": "embeddings.position_embeddings",
-        "embedding_norm": "embeddings.LayerNorm",
-    }
+    outside = _EMBEDDINGS
     inside: ClassVar[ModuleNames] = {
         "attention.packed": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         "attention.output": "attention.out_lin", "attention_norm": "sa_layer_norm",

@@ -22,7 +22,8 @@ _Kind = TypeVar("_Kind", bound=type[Family])
 
 
 @cache
-def _registry() -> dict[str, Family]:
+def families() -> dict[str, Family]:
+    """Return all families by their `model_type`, in the order in which an export tries them."""
     kinds: list[type[Family]] = [
         getattr(import_module(f"transfer_cli.interop.{module}"), name)
         for module, names in _OURS.items()
@@ -31,19 +32,14 @@ def _registry() -> dict[str, Family]:
     return {kind.model_type: kind() for kind in kinds}
 
 
-def families() -> dict[str, Family]:
-    """Return all families by their `model_type`, in the order in which an export tries them."""
-    return dict(_registry())
-
-
 def register_family(kind: _Kind) -> _Kind:
     """Add a family after those that are there; a decorator for classes of a plugin."""
-    there = type(_registry().get(kind.model_type, kind()))
+    there = type(families().get(kind.model_type, kind()))
     paths = [f"{family.__module__}.{family.__qualname__}" for family in (kind, there)]
     if paths[0] != paths[1]:
         raise ConfigError(
             f"{paths[0]}: model_type {kind.model_type!r} is that of {paths[1]}; "
             "a family needs one of its own"
         )
-    _registry()[kind.model_type] = kind()
+    families()[kind.model_type] = kind()
     return kind

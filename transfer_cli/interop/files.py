@@ -48,7 +48,8 @@ def fetch(name: str, key: str) -> Path:
     with client(MODEL, repository, key, f"has no revision {revision!r}") as library:
         get = partial(library.snapshot_download, repository, revision=revision or None)
         folder = Path(str(get(allow_patterns=[*_FILES])))
-        if not holds_weights(folder):
+        weights = [f"{name}{end}" for name in (WEIGHTS, PICKLE) for end in ("", ".index.json")]
+        if not any((folder / name).is_file() for name in weights):
             folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
     for model in listed_models().values():
         if model.place == name and model.sha256 is not None:
@@ -68,14 +69,8 @@ def _check_hash(path: Path, sha256: str, key: str) -> None:
         )
 
 
-def holds_weights(folder: Path) -> bool:
-    """Return whether there are weights in a folder."""
-    names = (WEIGHTS, PICKLE)
-    return any((folder / f"{n}{end}").is_file() for n in names for end in ("", ".index.json"))
-
-
 def read_tensors(
-    folder: Path, synonyms: Mapping[str, str] | None = None, *, values: bool = True
+    folder: Path, synonyms: Mapping[str, str], *, values: bool = True
 ) -> Mapping[str, Tensor]:
     """Return all tensors of a folder, numbers of half precision in float32.
 
@@ -84,8 +79,7 @@ def read_tensors(
     `synonyms` are further parts of names that some files have, and what they stand for.
     """
     places = _find_tensors(folder, values=values)
-    names = {**_OLD_NAMES, **(synonyms or {})}
-    today = {_current_name(name, names): name for name in places}
+    today = {_current_name(name, {**_OLD_NAMES, **synonyms}): name for name in places}
     shapes = {
         new: _to_float32(without_values(places[old])[old].to("meta")) for new, old in today.items()
     }

@@ -146,7 +146,11 @@ def _write_tokenizer(writer: Any, ours: Ours, data: Mapping[str, Any]) -> None:
     from gguf import TokenType
 
     tokenizer, model = ours.tokenizer, data["model"]
-    split = _SPLITS.get(_split_steps(data.get("pre_tokenizer") or {}))
+    splitter = data.get("pre_tokenizer") or {}
+    parts = splitter.get("pretokenizers") or [splitter]
+    split = _SPLITS.get(
+        tuple((str(p.get("type")), (p.get("pattern") or {}).get("Regex")) for p in parts)
+    )
     if model.get("type") != "BPE" or split is None:
         raise ConfigError(
             f"format: gguf is written with byte-level BPE, split as GPT-2, SmolLM, Llama 3 or Qwen "
@@ -171,14 +175,5 @@ def _write_tokenizer(writer: Any, ours: Ours, data: Mapping[str, Any]) -> None:
         writer.add_chat_template(ours.chat.source)
     writer.add_pad_token_id(tokenizer.pad)
     writer.add_add_bos_token(first is not None)
-    if _adds_space(data["pre_tokenizer"]):
+    if any(part.get("add_prefix_space") for part in parts):
         log.warning("llama.cpp puts no space before a text, as this tokenizer does: begin with one")
-
-
-def _split_steps(node: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
-    parts = node.get("pretokenizers") or [node]
-    return tuple((str(p.get("type")), (p.get("pattern") or {}).get("Regex")) for p in parts)
-
-
-def _adds_space(node: Mapping[str, Any]) -> bool:
-    return any(part.get("add_prefix_space") for part in node.get("pretokenizers") or [node])

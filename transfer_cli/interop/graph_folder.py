@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.data.library_tokenizer import LibraryTokenizer, library_errors
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import library_errors
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
 from transfer_cli.interop.vocabulary import TOKENIZER_FILE
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -87,7 +87,7 @@ def open_graph(folder: Path, key: str) -> GraphFolder:
         raise CheckpointError(f"{key}: {path} is damaged; export the run anew")
     description = parse_description(path, lambda: again["model"])
     tokenizer_file = folder / TOKENIZER_FILE
-    tokenizer = LibraryTokenizer.load(tokenizer_file)
+    tokenizer = Tokenizer.load(tokenizer_file)
     if tokenizer.hash != description.tokenizer_hash:
         raise CheckpointError(f"{key}: {tokenizer_file} is another tokenizer than the graph's")
     # The file's own template is for others, which know no rules of ours for what is around a text.
@@ -110,7 +110,7 @@ class _GraphBackbone(nn.Module):
         self.causal, self.num_segments = self.shape.direction == "causal", graph.segments
         self.token_embedding = nn.Embedding(0, 1)  # heads are given it, and these read nothing
         self._graph = graph
-        self._session = _open_session(graph.folder / GRAPH)
+        self._session = open_session(graph.folder / GRAPH)
 
     def forward(
         self,
@@ -158,14 +158,19 @@ class _PassThroughHead(nn.Module):
         return F.cross_entropy(logits_NV.float(), target_N, reduction="sum")
 
 
-def create_session(path: Path) -> Any:
+def open_session(path: Path) -> Any:
     """Return what computes a graph, with as many threads as torch has."""
+    if find_spec("onnxruntime") is None:
+        raise ConfigError(f"run: {path} needs the package onnxruntime: {pip_install('onnx')}")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # it has no class of its own that all of its errors are of
+        raise CheckpointError(f"run: {path} is no ONNX graph that runs: {error}") from error
 
 
 def run_session(session: Any, names: Sequence[str], inputs: Mapping[str, Tensor]) -> Tensor:
@@ -173,13 +178,3 @@ def run_session(session: Any, names: Sequence[str], inputs: Mapping[str, Tensor]
     arrays = session.run([*names], {name: tensor.cpu().numpy() for name, tensor in inputs.items()})
     parts = [torch.from_numpy(part) for part in arrays]
     return parts[0] if len(parts) == 1 else torch.stack(parts, -1)
-
-
-def _open_session(path: Path) -> Any:
-    """Return what computes a graph, with as many threads as torch has."""
-    if find_spec("onnxruntime") is None:
-        raise ConfigError(f"run: {path} needs the package onnxruntime: {pip_install('onnx')}")
-    try:
-        return create_session(path)
-    except Exception as error:  # it has no class of its own that all of its errors are of
-        raise CheckpointError(f"run: {path} is no ONNX graph that runs: {error}") from error

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -28,10 +28,6 @@ STRATEGIES = {"longest_first": "LongestFirst", "first": "OnlyFirst", "second": "
 
 Where only one text may be cut, it refuses another one that is too long alone.
 """
-
-Direction = Literal["causal", "bidirectional"]
-
-_FEW_WORDS = 50
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Inputs:
             parts.append({kind: {"id": name, "type_id": segment}})
         return parts
 
-    def check(self, path: Path, tokenizer: Tokenizer, direction: str, key: str) -> None:
+    def check(self, path: Path, tokenizer: Tokenizer, direction: str) -> None:
         """Compare what a `tokenizer.json` makes of short and long texts with what a run reads."""
         if self.length is None:
             return
@@ -106,7 +102,7 @@ class Inputs:
                 ]
                 if [encoded.ids, encoded.type_ids] != expected:
                     raise CheckpointError(
-                        f"{key}: of a text of {len(tokenizer.encode(example.text)):,} tokens, "
+                        f"to: of a text of {len(tokenizer.encode(example.text)):,} tokens, "
                         "tokenizer.json makes another input than the run reads; nothing is "
                         "written, try another version of tokenizers"
                     )
@@ -119,7 +115,7 @@ def _random_words(tokenizer: Tokenizer, sizes: Sequence[int]) -> list[list[str]]
         for piece in tokenizer.pieces(range(tokenizer.size))
         if piece.isalpha() and len(tokenizer.encode(f"{piece} {piece}")) == 2
     )
-    words = list(itertools.islice(alone, _FEW_WORDS)) or ["a"]
+    words = list(itertools.islice(alone, 50)) or ["a"]
     # Not in turn: a text that is cut at its beginning has to look otherwise.
     draw = random.Random(derive(0, "words to check")).choice  # noqa: S311 - not for cryptography
     return [[draw(words) for _ in range(max(0, size))] for size in sizes]

@@ -17,7 +17,7 @@ from torch import Tensor
 from transfer_cli.batch import Batch
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import dump_json
-from transfer_cli.interop.graph_folder import FACTS, GRAPH, create_session, run_session
+from transfer_cli.interop.graph_folder import FACTS, GRAPH, open_session, run_session
 from transfer_cli.interop.onnx_modules import Graph, graph_of
 from transfer_cli.interop.targets import Ours
 from transfer_cli.interop.vocabulary import SPECIAL_TOKENS, layouts_of
@@ -195,7 +195,7 @@ def compare_outputs(
     path: Path, names: Sequence[str], model: TransferModel, objective: Objective | None
 ) -> float:
     """Return the largest difference between the outputs of a graph and of its model."""
-    session = create_session(path)
+    session = open_session(path)
     positions = model.backbone.shape.positions
     largest = 0.0
     for rows, length in sorted({(rows, min(length, positions)) for rows, length in CHECKED_SIZES}):

@@ -64,7 +64,7 @@ class Published:
     """A model that others have published, as one of ours.
 
     Args:
-        rules: How our tensors are convert of those in the folder, by their full names.
+        rules: How our tensors are made of those in the folder, by their full names.
         length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
     """
 

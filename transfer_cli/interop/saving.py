@@ -135,10 +135,6 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
     tensors[NORM_BIAS] = (norm.double() + shift).to(norm.dtype)
 
 
-_CHAT_TOKENS = ("bos_token", "eos_token")
-"""What chat templates write of special tokens."""
-
-
 def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
     """Write the tokenizer, with the layout of special tokens that the model was trained with."""
     tokenizer, path = ours.tokenizer, folder / vocabulary.TOKENIZER_FILE
@@ -183,14 +179,15 @@ def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) ->
         begin = names.get(vocabulary.BEGIN, names["cls"])
         options |= {"bos_token": begin, "eos_token": names["sep"]}
     if ours.chat is not None:
-        options |= {k: name for k, name in ours.chat.tokens.items() if k in _CHAT_TOKENS and name}
+        written = {key: ours.chat.tokens.get(key) for key in ("bos_token", "eos_token")}
+        options |= {key: name for key, name in written.items() if name}
         (folder / vocabulary.CHAT_TEMPLATE).write_text(ours.chat.source, encoding="utf-8")
     if ours.head not in (None, LANGUAGE_MODEL):
         # Here a text is never taken for a special token; one that fills gaps holds masks.
         options["split_special_tokens"] = True
     files.dump_json(folder / vocabulary.OPTIONS, options)
     if inputs is not None:
-        inputs.check(path, tokenizer, direction, "to")
+        inputs.check(path, tokenizer, direction)
 
 
 def _inputs(ours: Ours) -> Inputs:

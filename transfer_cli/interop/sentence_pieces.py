@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from transfer_cli.data.library_tokenizer import MAX_FILE_BYTES
+from transfer_cli.data.tokenizer_file import MAX_FILE_BYTES
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import read_bytes
 

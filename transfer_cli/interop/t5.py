@@ -19,8 +19,6 @@ _FEED_FORWARDS = {
 }  # fmt: skip
 """By `feed_forward_proj`: kind and activation."""
 
-OUTPUT = "lm_head.weight"
-
 
 @dataclass(frozen=True)
 class _FeedForwardField(ConfigPart):
@@ -96,7 +94,7 @@ class T5(TwoStackFamily):
 
     def shape_from_weights(self, shape: BackboneShape, names: Collection[str]) -> BackboneShape:
         """Return the shape with an output layer of its own, if there is one that is not a copy."""
-        return replace(shape, tie_output=shape.output_scale != 1 or OUTPUT not in names)
+        return replace(shape, tie_output=shape.output_scale != 1 or "lm_head.weight" not in names)
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         tied = shape.output_scale != 1 if self.scales_output else shape.tie_output

@@ -20,7 +20,6 @@ from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.sequence import SequenceObjective
 
-LM_BIAS = "heads.lm.bias"
 CLASS_BIAS = "heads.class.linear.bias"
 NORM_BIAS = "backbone.final_norm.bias"
 """Where the bias of a causal family's classifier is put, which has none there."""
@@ -155,7 +154,7 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
         theirs = {rule.ours for rule in head.rules} if head else set()
         if ours_there and ours_there != theirs:
             names = ", ".join(sorted(ours_there ^ theirs))
-            cure = "model.output_bias=false pretrains without; " if names == LM_BIAS else ""
+            cure = "model.output_bias=false pretrains without; " if names == "heads.lm.bias" else ""
             wrong.append(f"the language-model head ({names}; {cure}head=false leaves it out)")
         return wrong
     if ours.classifier is not None:

@@ -10,17 +10,13 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transfer_cli.data.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
-from transfer_cli.data.library_tokenizer import (
+from transfer_cli.data.tokenizer import UNKNOWN, WORD_MARKS, Tokenizer, has_text_end
+from transfer_cli.data.tokenizer_file import (
     MAX_FILE_BYTES,
-    UNKNOWN,
-    WORD_MARKS,
-    LibraryTokenizer,
     check_file,
     check_numbers,
-    has_text_end,
     library_errors,
 )
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, DataError, list_names, raised_as
 from transfer_cli.interop.sentence_pieces import read_unigrams
 from transfer_cli.model.shape import MAX_SIZE
@@ -99,7 +95,7 @@ def read_tokenizer(folder: Path, rows: int = MAX_SIZE, text_end: str = "") -> To
                 backend = make(folder, options, rows)
                 if text_end and not has_text_end(backend):
                     backend.add_special_tokens([text_end])
-                return LibraryTokenizer(_with_template(backend, options), str(file))
+                return Tokenizer(_with_template(backend, options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {TOKENIZER_FILE}, or {WORDPIECES}, or {BYTE_PAIRS} "
         f"and {MERGES}, or {SENTENCE_PIECES}"
@@ -139,7 +135,7 @@ def _tokenizer_json(folder: Path, options: Mapping[str, Any], rows: int) -> toke
     check_file(data)
     added = {token.get("content"): token for token in data.get("added_tokens") or []}
     added |= {token["content"]: token for token in _added_tokens(folder)}
-    data["added_tokens"] = sorted(_tokens_with_rows(added.values(), rows, folder), key=_number)
+    data["added_tokens"] = _tokens_with_rows(added.values(), rows, folder)
     vocabulary = data["model"]["vocab"]
     if isinstance(vocabulary, dict):
         for name in added.keys() - {token["content"] for token in data["added_tokens"]}:
@@ -288,7 +284,7 @@ def _unigrams(folder: Path, options: Mapping[str, Any], rows: int) -> tokenizers
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, rows: int) -> None:
     """Add the tokens that stand beside the vocabulary."""
-    for token in sorted(_tokens_with_rows(_added_tokens(folder), rows, folder), key=_number):
+    for token in _tokens_with_rows(_added_tokens(folder), rows, folder):
         flags = {key: value for key, value in token.items() if key != "id"}
         backend.add_tokens([tokenizers.AddedToken(**flags)])
         if backend.token_to_id(token["content"]) != token["id"]:
@@ -337,20 +333,16 @@ def _name(token: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _number(token: Mapping[str, Any]) -> int:
-    return int(token["id"])
-
-
 def _tokens_with_rows(
     tokens: Iterable[Mapping[str, Any]], rows: int, folder: Path
 ) -> list[Mapping[str, Any]]:
-    """Return the added tokens that the model has a row for; the others are named."""
-    tokens = list(tokens)
-    without = [str(token["content"]) for token in tokens if not 0 <= _number(token) < rows]
+    """Return the added tokens that the model has a row for, by number; the others are named."""
+    by_number = sorted(tokens, key=lambda token: int(token["id"]))
+    without = [str(token["content"]) for token in by_number if not 0 <= int(token["id"]) < rows]
     if without:
         log.warning("%s is read without the tokens that its model has no row for: %s",
                     folder, list_names(without))  # fmt: skip
-    return [token for token in tokens if 0 <= _number(token) < rows]
+    return [token for token in by_number if 0 <= int(token["id"]) < rows]
 
 
 def _options(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch, Counts, Sums, batch_size
 from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives import confidence
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample, TaskInfo
@@ -74,35 +75,29 @@ class Answering(Objective):
         return {"loss": int(self.targets(batch).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the sum of `losses`."""
         return {"loss": self.losses(self.outputs(model, batch, encoded), batch).sum()}
 
     def metric_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
-        """Return `tallies`."""
         return self.tallies(self._cached_outputs(model, batch, encoded), batch)
 
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
-        """Return `answers`."""
         return self.answers(self._cached_outputs(model, batch, encoded), batch)
 
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
-        """Return `losses`, `targets` and `results`."""
         outputs = self._cached_outputs(model, batch, encoded)
         loss_B, targets_B = self.losses(outputs, batch), self.targets(batch)
         return ExampleResults(loss_B, targets_B, self.results(outputs, batch))
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return each text with its `display_pairs`."""
         shown = self.display_pairs(self._cached_outputs(model, batch, encoded), batch)
         rows = zip(batch["tokens"], batch["mask"], shown, strict=False)
         return [Sample(tokens[mask].tolist(), *pair) for tokens, mask, pair in rows]
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-        """Return the tallies that are `counted`."""
         return {name: totals[name].long().tolist() for name in self.counted if name in totals}
 
     def _cached_outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Any:
@@ -135,9 +130,23 @@ class UnitObjective(Answering):
     def setup(self, info: TaskInfo) -> None:
         super().setup(info)
         self.class_weights = ClassWeights.from_option(self.class_weight, info)
+        self._check_confidence(info)
+
+    def _check_confidence(self, info: TaskInfo) -> None:
+        """Refuse what says when not to answer where it cannot be fitted."""
+        if self.abstain is not None and not 0 < self.abstain < 1:
+            raise ConfigError(
+                f"{info.key}.abstain is {self.abstain:g}, expected the share of answers that is to "
+                "be right, between 0 and 1, such as 0.95"
+            )
+        why = "" if info.main is None else "it is for the main objective"
+        if not info.validates:
+            why = "there is no validation split to fit it on"
+        wanted = {"abstain": self.abstain is not None, "calibrate": self.calibrate is True}
+        for name in (name for name, is_wanted in wanted.items() if why and is_wanted):
+            raise ConfigError(f"{info.key}.{name}: {why}; leave it out")
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide on the weight of each label."""
         weights = self.class_weights
         return {} if weights is None else {"class_weight": weights.by_label}
 
@@ -195,11 +204,9 @@ class UnitObjective(Answering):
         return sums
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-        """Return the tallies that are `counted`, and those of confidence."""
         return super().tables(totals) | confidence.tables(totals)
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return the means of the tallies, and the measures of confidence."""
         return super().compute_metrics(totals, counts, text) | confidence.measures(totals)
 
     def num_units(self, batch: Batch) -> int:

@@ -48,6 +48,7 @@ class TaskInfo:
         pairs: What pairs of running text are asked (`data.text.Pairs`); None: its data are others.
         train: The training examples of a run that begins, if they have labels.
         stream: The stream of batches that the loss reads.
+        validates: Whether its data have a validation split.
     """
 
     vocabulary: "Tokenizer"
@@ -58,6 +59,7 @@ class TaskInfo:
     pairs: str | None = None
     train: Sequence[Any] = field(default=(), repr=False, compare=False)
     stream: str = "main"
+    validates: bool = True
 
     @property
     def key(self) -> str:
@@ -158,33 +160,33 @@ class Encoding:
         model, batch, rows = self._model, self._batch, self._rows
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
-        segment, document = batch.get("segment"), batch.get("document")
+        flat = {
+            name: _flatten_sequences(batch[name])
+            for name in ("tokens", "mask", "segment", "document")
+            if name in batch
+        }
+        segment = flat.get("segment")
         if model.on_pass is not None:
             model.on_pass(self.backbone_pass)
         with nullcontext() if model.around_pass is None else model.around_pass(self.backbone_pass):
             if rows is not None:
                 packed: Sequence[Tensor] = model.backbone(
-                    rows.pack(_flatten_sequences(batch["tokens"])),
-                    rows.mask,
-                    None if segment is None else rows.pack(_flatten_sequences(segment)),
-                    document_BT=rows.sequence,
-                    layers=layers,
-                )
+                    rows.pack(flat["tokens"]), rows.mask,
+                    None if segment is None else rows.pack(segment),
+                    document_BT=rows.sequence, layers=layers,
+                )  # fmt: skip
                 return packed
             packing, close = self._closed_gaps()
             states: Sequence[Tensor] = model.backbone(
-                close(batch["tokens"]),
-                close(batch["mask"]),
-                None if segment is None else close(segment),
-                padded=is_padded(batch),
+                close(flat["tokens"]), close(flat["mask"]),
+                None if segment is None else close(segment), padded=is_padded(batch),
                 prefix_B=batch.get("prefix"),
-                document_BT=None if document is None else close(document),
+                document_BT=None if "document" not in flat else close(flat["document"]),
                 restart_BT=None if "restart" not in batch else close(batch["restart"]),
-                packing=packing,
-                memory=self._memory,
+                packing=packing, memory=self._memory,
                 layers=layers,
                 **({"source": source_text(batch)} if "tokens_source" in batch else {}),
-            )
+            )  # fmt: skip
             return states
 
     def _closed_gaps(self) -> tuple[Packing | None, Callable[[Tensor], Tensor]]:
@@ -196,9 +198,9 @@ class Encoding:
         packing = self._packing
         # A prefix is told by its length, gaps included.
         if packing is None or "closed_rows" not in self._batch or "prefix" in self._batch:
-            return packing, _flatten_sequences
+            return packing, lambda values: values
         closed = replace(packing, rows=self._batch["closed_rows"])
-        return closed, lambda values: closed.unpack(packing.pack(_flatten_sequences(values)))
+        return closed, lambda values: closed.unpack(packing.pack(values))
 
     @property
     def backbone_pass(self) -> Pass:

@@ -104,7 +104,7 @@ class BeamSearch:
                 tokens += [token for _, token in kept]
                 first_row = span.stop
             if not rows:
-                return [text.best for text in texts]
+                return [text.ended[0][1] for text in texts]
             logits_BV = next_logits(*torch.tensor([tokens, rows], device=logits_BV.device))
             first = None
 
@@ -157,11 +157,6 @@ class _TextSearch:
     def num_candidates(self) -> int:
         """How many are looked at: beginnings are left when as many as can be have ended."""
         return max(2, 1 + len(self.end_tokens)) * self.search.beams
-
-    @property
-    def best(self) -> list[int]:
-        """The text that is found."""
-        return self.ended[0][1]
 
     def grow(
         self, values: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]

@@ -6,7 +6,7 @@ Legend: B batch, T positions, K slices, N texts, questions or words; C labels, c
 import copy
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -36,16 +36,12 @@ Main = TypeVar("Main", bound=Objective)
 class BesideMainHead(Objective, Generic[Main]):
     """A loss with several terms, each of a head like the main one; all count as much."""
 
-    @property
-    @abstractmethod
-    def terms(self) -> Iterable[str]:
-        """The names of its terms."""
+    terms: Sequence[str]
+    """The names of its terms."""
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The same for each term: one over their number."""
-        names = tuple(self.terms)
-        return dict.fromkeys(names, 1 / len(names))
+        return dict.fromkeys(self.terms, 1 / len(self.terms))
 
     @property
     def training_heads(self) -> Set[str]:
@@ -76,7 +72,6 @@ class BesideMainHead(Objective, Generic[Main]):
         return modules
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide as the main objective does."""
         for other in self.objectives.values():
             other.finalize_options(model, trains)
         return {}
@@ -121,12 +116,8 @@ class CrossView(BesideMainHead[UnitObjective]):
         for view in views:
             one_of("views", view, VIEWS, ValueError)
         check_share("rate", rate)
-        self.views = tuple(dict.fromkeys(views))
+        self.terms = tuple(dict.fromkeys(views))
         self._hide = Mask(rate)
-
-    @property
-    def terms(self) -> Sequence[str]:
-        return self.views
 
     def main_objective(self, info: TaskInfo) -> UnitObjective:
         return main_objective(info)
@@ -136,7 +127,7 @@ class CrossView(BesideMainHead[UnitObjective]):
         self.keeps_tokens = False  # its further passes need them
         self._ordinary_V = torch.ones(info.vocabulary.size, dtype=torch.bool)
         self._ordinary_V[sorted(info.vocabulary.special)] = False
-        if "masked" not in self.views:
+        if "masked" not in self.terms:
             return
         if not info.vocabulary.has_mask:
             raise ConfigError(
@@ -148,19 +139,19 @@ class CrossView(BesideMainHead[UnitObjective]):
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with masks of the halves, and some tokens hidden."""
         views = dict(batch)
-        if "masked" in self.views:
+        if "masked" in self.terms:
             views["tokens_masked"], _ = self._hide(batch, noise)
         ordinary_BT = batch["mask"] & self._ordinary_V[batch["tokens"]]
         place_BT, count_B1 = ordinary_BT.cumsum(-1), ordinary_BT.sum(-1, keepdim=True)
         half_B1 = (count_B1 + 1) // 2  # the one in the middle is in both, so that neither is empty
         hidden = {"left": place_BT > half_B1, "right": place_BT <= count_B1 - half_B1}
-        for side in hidden.keys() & set(self.views):
+        for side in hidden.keys() & set(self.terms):
             views[f"mask_{side}"] = batch["mask"] & ~(ordinary_BT & hidden[side])
         return views
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts, questions or words that each view sees."""
-        return {view: int(self._visible_units(view, batch).sum()) for view in self.views}
+        return {view: int(self._visible_units(view, batch).sum()) for view in self.terms}
 
     def _visible_units(self, view: str, batch: Batch) -> Tensor:
         return self.main.visible_units(batch, select_view(batch, view)["mask"])
@@ -171,9 +162,8 @@ class CrossView(BesideMainHead[UnitObjective]):
         sums = {}
         for view, objective in self.objectives.items():
             part = select_view(batch, view)
-            each_N = self.main.divergence(
-                target_NC, objective.scores(model, part, Encoding(model, part))
-            )
+            scores_NC = objective.scores(model, part, Encoding(model, part))
+            each_N = self.main.divergence(target_NC, scores_NC)
             is_seen_N = self._visible_units(view, batch)
             sums[view] = torch.where(is_seen_N, each_N, 0).sum()
         return sums
@@ -193,11 +183,7 @@ class SliceHeads(BesideMainHead[Objective]):
     def __init__(self, parts: Mapping[str, Slice]) -> None:
         if not parts:
             raise ValueError("parts is empty; give slices, such as parts.short.length=[0,6]")
-        self.parts = parts
-
-    @property
-    def terms(self) -> Sequence[str]:
-        return tuple(self.parts)
+        self.parts, self.terms = parts, tuple(parts)
 
     def main_objective(self, info: TaskInfo) -> Objective:
         if info.main is None:
@@ -257,4 +243,4 @@ class SliceHeads(BesideMainHead[Objective]):
                 f"losses.{self.info.name}: slices come with a run's own data; evaluate the main "
                 "loss, with slices of its own"
             )
-        yield from zip(self.parts, batch[self.key].unbind(1), strict=True)
+        yield from zip(self.terms, batch[self.key].unbind(1), strict=True)

@@ -144,7 +144,6 @@ class Classification(SequenceObjective):
         return {"probabilities": self.calibrated(outputs).softmax(1)}
 
     def results(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return each text's predicted label and that label's probability."""
         share_BC = self.calibrated(outputs).softmax(1)
         return {"label": outputs.argmax(1), "probability": share_BC.amax(1)}
 

@@ -77,7 +77,6 @@ class Consistency(OfMainHead):
         return f"paraphrases_{self.info.name}"
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run; for errors see `OfMainHead` and `Perturbation`."""
         super().setup(info)
         if self._perturb is not None:
             self._perturb.setup(info)

@@ -30,6 +30,12 @@ def language_model_head(model: TransferModel) -> LanguageModelHead:
     return cast("LanguageModelHead", model.heads[HEAD])
 
 
+def token_logits(model: TransferModel, states: Tensor) -> Tensor:
+    """Return what the head says of states, `[..., D]`, as logits, `[..., V]`."""
+    logits: Tensor = model.heads[HEAD](states, model.backbone.token_embedding.weight)
+    return logits
+
+
 class LanguageModel(Objective):
     """Cross-entropy of the tokens in `target`, which a subclass's `prepare` adds to the batch."""
 
@@ -73,20 +79,18 @@ class LanguageModel(Objective):
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
-        """Return each text's summed cross-entropy and its number of targets."""
-        table_VD = model.backbone.token_embedding.weight
         has_target_BT = batch["target"] != IGNORE
         losses = []
         # One at a time, so that memory holds the logits of one text only.
         for top_TD, target_T, has_T in zip(
             encoded.top, batch["target"], has_target_BT, strict=True
         ):
-            logits_NV = model.heads[HEAD](top_TD[has_T], table_VD).float()
+            logits_NV = token_logits(model, top_TD[has_T]).float()
             losses.append(F.cross_entropy(logits_NV, target_T[has_T], reduction="sum"))
         return ExampleResults(torch.stack(losses), has_target_BT.sum(1))
 
     def prediction_mask(self, batch: Batch) -> Tensor:
-        """Return `[B, T]`, True where predictions are meaningful: at the targets."""
+        """Return where predictions are meaningful, `[B, T]` bool: at the targets."""
         return batch["target"] != IGNORE
 
     def with_drawn_targets(
@@ -100,7 +104,7 @@ class LanguageModel(Objective):
         # Outside `no_grad`: the loss is computed from the same states.
         hidden_ND = select_rows(encoded.top.flatten(0, 1), rows_N)
         with torch.no_grad():
-            logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
+            logits_NV = token_logits(model, hidden_ND)
         draw_N = torch.rand(len(rows_N), generator=generator, dtype=torch.float64)
         drawn_N = draw_tokens(logits_NV, draw_N.to(logits_NV.device, non_blocking=True))
         target = batch["target"].flatten().index_copy(0, rows_N, drawn_N)
@@ -114,8 +118,8 @@ class LanguageModel(Objective):
             batch["tokens"], batch["mask"], batch["target"], encoded.top, strict=True
         ):
             places = (target_T != IGNORE).nonzero().squeeze(1)[-shown_places:]
-            logits_NV = model.heads[HEAD](top_TD[places], model.backbone.token_embedding.weight)
-            expected, predicted = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
+            predicted = token_logits(model, top_TD[places]).argmax(-1).tolist()
+            expected = target_T[places].tolist()
             samples.append(Sample(tokens_T[mask_T].tolist(), expected, predicted))
         return samples
 

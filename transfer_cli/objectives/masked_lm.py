@@ -60,7 +60,6 @@ class MaskedLM(LanguageModel):
         at_least("copies", self.copies, 1)
 
     def setup(self, info: TaskInfo) -> None:
-        """Decide which tokens may be masked, and which may replace them."""
         super().setup(info)
         vocabulary = info.vocabulary
         if not vocabulary.has_mask:
@@ -127,45 +126,39 @@ class MaskedLM(LanguageModel):
 
     def _select_words(self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = torch.zeros_like(eligible_BT)
-        word_BT = self._word_numbers(tokens_BT, eligible_BT)
-        for row in range(len(tokens_BT)):
-            selected_BT[row] = self._select_row_words(word_BT[row], eligible_BT[row], draw_BT[row])
+        for row, place_N, starts_W, sizes_W in self._words(tokens_BT, eligible_BT):
+            order_W = draw_BT[row, starts_W].argsort()
+            before_W = sizes_W[order_W].cumsum(0) - sizes_W[order_W]
+            is_chosen_W = torch.zeros_like(sizes_W, dtype=torch.bool)
+            is_chosen_W[order_W] = before_W < self.rate * len(place_N)
+            selected_BT[row, place_N] = is_chosen_W.repeat_interleave(sizes_W)
         return selected_BT
-
-    def _word_numbers(self, tokens_BT: Tensor, eligible_BT: Tensor) -> Tensor:
-        breaks_BT = self._starts_word[tokens_BT] | ~eligible_BT
-        breaks_BT[:, 0] = True
-        return breaks_BT.long().cumsum(1)
-
-    def _select_row_words(self, word_T: Tensor, eligible_T: Tensor, draw_T: Tensor) -> Tensor:
-        positions = eligible_T.nonzero().squeeze(1)
-        if not len(positions):
-            return torch.zeros_like(eligible_T)
-        words, first_and_rest = word_T[positions].unique_consecutive(return_inverse=True)
-        sizes = torch.bincount(first_and_rest)
-        starts = positions[sizes.cumsum(0) - sizes]
-        order = draw_T[starts].argsort()
-        before = sizes[order].cumsum(0) - sizes[order]
-        chosen = words[order[before < self.rate * len(positions)]]
-        return torch.isin(word_T, chosen) & eligible_T
 
     def _select_spans(
         self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor, length_BT: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return which positions are selected, and where the span of each begins."""
-        word_BT = self._word_numbers(tokens_BT, eligible_BT)
         begin_BT = torch.full_like(tokens_BT, -1)
-        for row in range(len(tokens_BT)):
-            positions = eligible_BT[row].nonzero().squeeze(1)
-            if not len(positions):
-                continue
-            _, sizes_W = word_BT[row, positions].unique_consecutive(return_counts=True)
-            starts_W = positions[sizes_W.cumsum(0) - sizes_W]
-            for start, stop in self._row_spans(
-                starts_W, sizes_W, draw_BT[row, starts_W], length_BT[row, starts_W]
-            ):
+        for row, _, starts_W, sizes_W in self._words(tokens_BT, eligible_BT):
+            draws = draw_BT[row, starts_W], length_BT[row, starts_W]
+            for start, stop in self._row_spans(starts_W, sizes_W, *draws):
                 begin_BT[row, start:stop] = start
         return begin_BT >= 0, begin_BT.clamp(min=0)
+
+    def _words(
+        self, tokens_BT: Tensor, eligible_BT: Tensor
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield the row of each text with eligible positions, these, and its words' starts, sizes.
+
+        A token that is not eligible ends a word.
+        """
+        breaks_BT = self._starts_word[tokens_BT] | ~eligible_BT
+        word_BT = breaks_BT.long().cumsum(1)
+        for row, eligible_T in enumerate(eligible_BT):
+            place_N = eligible_T.nonzero().squeeze(1)
+            if len(place_N):
+                _, sizes_W = word_BT[row, place_N].unique_consecutive(return_counts=True)
+                yield row, place_N, place_N[sizes_W.cumsum(0) - sizes_W], sizes_W
 
     def _row_spans(
         self, starts_W: Tensor, sizes_W: Tensor, draw_W: Tensor, length_W: Tensor

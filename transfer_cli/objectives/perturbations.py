@@ -45,17 +45,19 @@ class Perturbation(ABC):
             [noise.uniform(batch["index"], length, 2, part=part) for part in range(parts)], 1
         ).view(*tokens.shape, 2)
         changed = self.choose_positions(tokens, mask, drawn[..., 0])
-        return self.change(tokens, mask, changed & mask & self._ordinary_V[tokens], drawn[..., 1])
+        changed = changed & mask & self._ordinary_V[tokens]
+        new = self.new_tokens(drawn[..., 1])
+        if new is None:
+            return tokens, mask & ~changed
+        return torch.where(changed, new, tokens), mask
 
     def choose_positions(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
         """Return which positions are changed, if their tokens are not special."""
         return draw < self.rate
 
     @abstractmethod
-    def change(
-        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the tokens and the mask, changed."""
+    def new_tokens(self, draw: Tensor) -> Tensor | None:
+        """Return what tokens become, by a number in [0, 1) for each; None: they are left out."""
 
 
 class Mask(Perturbation):
@@ -68,21 +70,17 @@ class Mask(Perturbation):
                 f"losses.{info.name}.perturb: this tokenizer has no mask token of its own; take "
                 "unigram, tfidf, delete or dropout"
             )
-        self._mask = info.vocabulary.mask
+        self._mask = torch.tensor(info.vocabulary.mask)
 
-    def change(
-        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return torch.where(changed, self._mask, tokens), mask
+    def new_tokens(self, draw: Tensor) -> Tensor:
+        return self._mask
 
 
 class Delete(Perturbation):
     """Tokens are left out: later ones move up, since positions count what is there."""
 
-    def change(
-        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return tokens, mask & ~changed
+    def new_tokens(self, draw: Tensor) -> None:
+        return None
 
 
 class Unigram(Perturbation):
@@ -101,11 +99,9 @@ class Unigram(Perturbation):
     def _learn(self, count_V: Tensor, texts_V: Tensor, texts: int) -> None:
         self._cumulative_V = _cumulative_shares(count_V)
 
-    def change(
-        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def new_tokens(self, draw: Tensor) -> Tensor:
         drawn = torch.searchsorted(self._cumulative_V, draw.double(), right=True)
-        return torch.where(changed, drawn.clamp(max=len(self._cumulative_V) - 1), tokens), mask
+        return drawn.clamp(max=len(self._cumulative_V) - 1)
 
 
 class TfIdf(Unigram):

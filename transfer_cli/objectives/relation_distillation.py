@@ -26,8 +26,8 @@ ATTENTION_AND_VALUES = {"attention": ("query", "key"), "values": ("value", "valu
 SELF_PAIRS = {"queries": ("query", "query"), "keys": ("key", "key"), "values": ("value", "value")}
 """Those of the second, which need no equal numbers of heads."""
 
-_PACKING_KEYS = ("row_text", "row_places")
-"""How `loop.pack` lays a batch out."""
+_LAYOUT_KEYS = ("states", "pooled", "row_text", "row_places")
+"""What the student's frozen backbone said of a batch, and how `loop.pack` lays it out."""
 
 
 @dataclass(eq=False, repr=False)
@@ -91,9 +91,10 @@ class RelationDistillation(WithTeachers):
         student = backbone.shape
         for teacher in self.shapes:
             problem = self._relation_problem("model: the student ", student, student.depth - 1)
-            problem = problem or self._head_count_problem(student, teacher)
             if problem:
                 raise ConfigError(problem)
+            if self.heads is None:
+                self._check_head_counts(student, teacher)
         return {}
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -102,7 +103,7 @@ class RelationDistillation(WithTeachers):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each relation's divergence summed over real tokens, in nats and float32."""
         (teacher,) = self.teacher_models
-        tokens = self.without_states({k: v for k, v in batch.items() if k not in _PACKING_KEYS})
+        tokens = {key: value for key, value in batch.items() if key not in _LAYOUT_KEYS}
         with torch.no_grad():
             theirs = _projections(teacher, tokens, self.teacher_layer)
         # A pass of its own: one that other losses began has recorded nothing.
@@ -118,7 +119,6 @@ class RelationDistillation(WithTeachers):
         return sums
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return each relation's divergence a token, and as the loss their sum."""
         means = {name: float(totals[name]) / counts[name] for name in self.relations}
         return {"loss": sum(means.values()), **means}
 
@@ -146,21 +146,17 @@ class RelationDistillation(WithTeachers):
             )
         return ""
 
-    def _head_count_problem(self, student: BackboneShape, teacher: BackboneShape) -> str:
-        """Return that the heads of both sides are not equally many, and a cure; else ""."""
-        if self.heads is not None:
-            return ""
+    def _check_head_counts(self, student: BackboneShape, teacher: BackboneShape) -> None:
         for option, what, few, many in (
             ("heads", "heads", student.heads, teacher.heads),
             ("key_value_heads", "heads of keys", student.kv_heads, teacher.kv_heads),
         ):
             if few != many:
-                return (
+                raise ConfigError(
                     f"{self.key}.heads: the student has {few} {what} and its teacher {many}; give "
                     f"model.{option}={many}, or compare parts of the width with "
                     f"{self.key}.heads={many}"
                 )
-        return ""
 
     def _log_relation(self, projections: Projections, left: str, right: str) -> Tensor:
         """Return the logarithm of a relation, `[B, A, T, S]`, -inf where a query sees no key."""

@@ -199,7 +199,6 @@ class ReplacedTokens(Objective):
         return {GENERATOR: selected, self.term: int(batch["compared"].sum())}
 
     def head_rows(self, batch: Batch) -> dict[str, int]:
-        """Return how many rows of a batch pass through each head, by name."""
         counts = self.counts(batch)
         rows = dict.fromkeys((DISCRIMINATOR, HEAD, COPY), counts[self.term])
         return {GENERATOR: counts[GENERATOR], **rows}
@@ -223,7 +222,6 @@ class ReplacedTokens(Objective):
         return {**tallies, "answers": answers.view(2, LOGIT_BINS)}
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return the measures, see `declared_metrics`."""
         means = {term: float(totals[term]) / max(1, counts[term]) for term in self.weights}
         loss = sum(float(totals[term]) for term in self.weights) / max(1, counts[self.term])
         replaced = float(totals["replaced"]) / max(1, counts[self.term])

@@ -19,7 +19,7 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.beam_search import BeamSearch
-from transfer_cli.objectives.language_model import HEAD, log_mean_softmax
+from transfer_cli.objectives.language_model import log_mean_softmax, token_logits
 
 Pick = Callable[[Tensor], Tensor]
 """Returns the next token of each text, `[R]`, from logits `[R, V]`."""
@@ -35,6 +35,11 @@ def mask_special_tokens(logits_RV: Tensor, vocabulary: Tokenizer, end: int) -> T
 def decode_until(tokens: list[int], vocabulary: Tokenizer, end: int) -> str:
     """Return the text of tokens up to the one that ends it."""
     return vocabulary.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
+
+
+def last_logits(model: TransferModel, states_R1D: Sequence[Tensor]) -> Tensor:
+    """Return the logits of what follows, `[R, V]` in float32, from all states of one position."""
+    return token_logits(model, model.readout(states_R1D)[:, 0]).float()
 
 
 class Continued:
@@ -155,16 +160,10 @@ class Continued:
             prefix_B=self._prefix_R, packing=packing,
         )  # fmt: skip
         last_R = self._begin_R.cumsum(0) - 1
-        return self._last_logits(
-            [state[:, -1:] if packing is None else state[0, last_R, None] for state in states]
+        return last_logits(
+            self._model,
+            [state[:, -1:] if packing is None else state[0, last_R, None] for state in states],
         )
-
-    def _last_logits(self, states_R1D: Sequence[Tensor]) -> Tensor:
-        top_RD = self._model.readout(states_R1D)[:, 0]
-        logits_RV: Tensor = self._model.heads[HEAD](
-            top_RD, self._model.backbone.token_embedding.weight
-        )
-        return logits_RV.float()
 
 
 class WrittenTargets(Continued):
@@ -191,7 +190,6 @@ class WrittenTargets(Continued):
         self._kv_cache = KVCache(backbone.shape.depth, len(start) + max_tokens)
 
     def first(self) -> Tensor:
-        """Return the logits of the first tokens, `[R, V]`."""
         return self._decode(self._start_RT)
 
     def next(self, tokens_N: Tensor, rows_N: Tensor | None = None) -> Tensor:
@@ -207,7 +205,7 @@ class WrittenTargets(Continued):
         states = self._backbone(
             read_RT, mask_RT, padded=False, kv_cache=self._kv_cache, source=self._source
         )
-        return self._last_logits([state[:, -1:] for state in states])
+        return last_logits(self._model, [state[:, -1:] for state in states])
 
 
 class Averaged(Continued):

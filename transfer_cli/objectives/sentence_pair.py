@@ -61,7 +61,6 @@ class SentencePair(SequenceObjective):
         return "pair"
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return the batch with the tokens that the main loss reads."""
         if self.info.main is None:
             return batch
         return {**batch, "tokens": self.info.main.prepare(batch, noise)["tokens"]}
@@ -70,6 +69,5 @@ class SentencePair(SequenceObjective):
         return F.cross_entropy(outputs, batch["pair"], reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the number of right answers, and the summed loss."""
         right_B = outputs.argmax(1) == batch["pair"]
         return {"accuracy": right_B.sum(), **super().tallies(outputs, batch)}

@@ -78,23 +78,16 @@ class SequenceObjective(UnitObjective):
         by_direction: Pooling = "cls_last" if backbone.causal else "cls_first"
         pooling = by_direction if self.pooling == "auto" else self.pooling
         head = SequenceHead(
-            backbone.shape.width,
-            self.num_outputs,
-            pooling,
-            self.dropout,
-            hidden=self.hidden,
+            backbone.shape.width, self.num_outputs, pooling, self.dropout, hidden=self.hidden,
             batch_norm=self.batch_norm,
-        )
-        if not self._has_pooler(backbone, pooling):
+        )  # fmt: skip
+        kind, has_pooler = backbone.shape.pooler, self.pooler
+        if has_pooler is None:
+            has_pooler = kind != "none" and pooling.startswith("cls")
+        if not has_pooler:
             return {self.head: head}
-        kind = backbone.shape.pooler
         activation = "tanh" if kind == "none" else kind
         return {self.head: head, POOLER: Pooler(backbone.shape, activation)}
-
-    def _has_pooler(self, backbone: Backbone, pooling: Pooling) -> bool:
-        if self.pooler is None:
-            return backbone.shape.pooler != "none" and pooling.startswith("cls")
-        return self.pooler
 
     def inherit_options(self, options: Mapping[str, Any]) -> None:
         """Pool as the inherited head does, if `pooling` is auto."""
@@ -156,11 +149,9 @@ class SequenceObjective(UnitObjective):
         return self.head_outputs(model, encoded.pooled(self.head_pooling(model)))
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """See `Answering`: what the head says, in float32, `[B, N]`."""
         return self.text_outputs(model, encoded)
 
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """Return the outputs of the head; see `UnitObjective`."""
         return self.outputs(model, batch, encoded)
 
     def head_outputs(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from transfer_cli.objectives.language_model import (
     LanguageModel,
     language_model_head,
     log_mean_softmax,
+    token_logits,
 )
 from transfer_cli.seeds import ExampleNoise
 
@@ -85,13 +86,7 @@ class WithTeachers(Objective):
 
     @property
     def other_models(self) -> Sequence[TransferModel]:
-        """The teachers; none where they are not there."""
         return self._teacher_models
-
-    @staticmethod
-    def without_states(batch: Batch) -> Batch:
-        """Return a batch without the states that the student's frozen backbone has at its texts."""
-        return {key: value for key, value in batch.items() if key not in ("states", "pooled")}
 
     @property
     def teacher_models(self) -> tuple[TransferModel, ...]:
@@ -218,8 +213,9 @@ class DistilLM(WithTeachers):
 
     def _teacher_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Sums:
         """Return the terms of the teachers."""
+        # The student's frozen backbone has states of its own there.
+        tokens = {key: value for key, value in batch.items() if key not in ("states", "pooled")}
         with torch.no_grad():
-            tokens = self.without_states(batch)
             tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.teacher_models]
         student = encoded.top.flatten(0, 1)
         rows_N = rows_with_target(batch) if self.only_masked else rows_compared(batch)
@@ -240,17 +236,14 @@ class DistilLM(WithTeachers):
         return self.language_model.samples(model, batch, encoded)
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return the language model's measures, and how far from its teachers a student is."""
         measures = self.language_model.compute_metrics(totals, counts, text)
         further = [term for term in self.weights if term != "loss"]
         return measures | {term: float(totals[term]) / counts[term] for term in further}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return the language model's."""
         return self.language_model.answer_metrics()
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the language model's metrics, then the divergence and the distance."""
         further = {"divergence": LOSS, "distance": Metric("distance", higher_is_better=False)}
         return (
             *self.language_model.declared_metrics(),
@@ -264,7 +257,7 @@ class DistilLM(WithTeachers):
 
         def logits(rows: slice) -> Tensor:
             parts = [
-                teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
+                token_logits(teacher, state_ND[rows])
                 for teacher, state_ND in zip(self.teacher_models, states, strict=True)
             ]
             return parts[0] if len(parts) == 1 else log_mean_softmax(parts)
@@ -354,8 +347,5 @@ class SourceDistillation(Objective):
         return {"loss": self.temperature**2 * divergence}
 
     def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        logits_NV: Tensor = model.heads[HEAD](
-            select_rows(encoded.top.flatten(0, 1), rows_compared(batch)),
-            model.backbone.token_embedding.weight,
-        )
-        return (logits_NV.float() / self.temperature).log_softmax(-1)
+        top_ND = select_rows(encoded.top.flatten(0, 1), rows_compared(batch))
+        return (token_logits(model, top_ND).float() / self.temperature).log_softmax(-1)

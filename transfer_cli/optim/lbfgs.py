@@ -9,7 +9,6 @@ minimum there is, whatever the start, the order of the texts or the number of pr
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,11 +69,7 @@ class LBFGS(EagerOptimizer):
             at_least(name, count, 1)
         super().__init__(params, {"lr": lr, "weight_decay": strengths})
         self.strengths, self.tolerance = strengths, tolerance
-        self._settings: dict[str, Any] = {
-            "max_iter": evaluations,
-            "max_eval": evaluations,
-            "history_size": history,
-        }
+        self._evaluations, self._history = evaluations, history
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
@@ -98,12 +93,12 @@ class LBFGS(EagerOptimizer):
 
         tolerance = min(self.tolerance, GRADIENT_SHARE * strength or math.inf)
         solver = TorchLBFGS(
-            list(moving), lr=1.0, line_search_fn="strong_wolfe", tolerance_grad=tolerance,
-            **self._settings,
+            list(moving), lr=1.0, max_iter=self._evaluations, max_eval=self._evaluations,
+            tolerance_grad=tolerance, history_size=self._history, line_search_fn="strong_wolfe",
         )  # fmt: skip
         solver.step(penalised)
         evaluations = solver.state[first]["func_evals"]
-        outcome = "minimum found" if evaluations < self._settings["max_eval"] else "stopped"
+        outcome = "minimum found" if evaluations < self._evaluations else "stopped"
         if len(self.strengths) > 1:
             log.info("weight decay %g: %s after %d evaluations", strength, outcome, evaluations)
         for parameter in moving:

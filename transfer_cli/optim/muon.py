@@ -62,16 +62,11 @@ class MuonWithAdamW(EagerOptimizer):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         above_zero("matrix_rate", matrix_rate)
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "matrix_rate": matrix_rate,
-            "betas": betas,
-            "eps": eps,
+        super().__init__(params, {
+            "lr": lr, "weight_decay": weight_decay, "momentum": momentum,
+            "matrix_rate": matrix_rate, "betas": betas, "eps": eps,
             "fused": True,  # decides in torch's `load_state_dict` on which device `step` is kept
-        }
-        super().__init__(params, defaults)
+        })  # fmt: skip
         # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is,
         # `grad_scale` by what gradients are divided.
         parameters = (p for group in self.param_groups for p in group["params"])
@@ -113,7 +108,10 @@ class MuonWithAdamW(EagerOptimizer):
         # torch's scaler takes both away again.
         found_inf, divisor = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         for stack in _group_by_shape(matrices):
-            averages = [self._average(matrix) for matrix in stack]
+            for matrix in stack:
+                if not self.state[matrix]:
+                    self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            averages = [self.state[matrix]["momentum_buffer"] for matrix in stack]
             gradients = [matrix.grad for matrix in stack if matrix.grad is not None]
             if divisor is not None:
                 torch._foreach_div_(gradients, divisor)
@@ -136,14 +134,6 @@ class MuonWithAdamW(EagerOptimizer):
             torch._foreach_mul_(stack, decay)
             size = rate * _RMS_OF_ADAMW * math.sqrt(max(stack[0].shape))
             torch._foreach_add_(stack, directions, alpha=-size)
-
-    def _average(self, matrix: Tensor) -> Tensor:
-        """Return a matrix's running average, made if it has none."""
-        state = self.state[matrix]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        average: Tensor = state["momentum_buffer"]
-        return average
 
 
 def uses_muon(parameter: Tensor, group: Mapping[str, Any]) -> bool:
@@ -173,10 +163,8 @@ def orthogonalize(matrices: Sequence[Tensor]) -> Tensor:
     """
     a, b, c = _COEFFICIENTS
     first = matrices[0]
-    kind, is_tall = (
-        torch.bfloat16 if first.is_cuda else torch.float32,
-        first.shape[0] > first.shape[1],
-    )
+    kind = torch.bfloat16 if first.is_cuda else torch.float32
+    is_tall = first.shape[0] > first.shape[1]
     turned_KMN = first.new_empty((len(matrices), *first.shape), dtype=kind)
     torch._foreach_copy_([*turned_KMN], [*matrices])
     norms_K11 = torch.linalg.vector_norm(turned_KMN, dim=(1, 2), keepdim=True)

@@ -143,6 +143,22 @@ class Slanted(Schedule):
 
 
 @dataclass(frozen=True)
+class StagePlan:
+    """The steps from `begin`, counted from 0, up to `end`, and the parameters that train then.
+
+    Args:
+        rate: Multiplies every learning rate.
+        patience: See `adaptation.plans.Stage`.
+    """
+
+    begin: int
+    end: int
+    trains: frozenset[str]
+    rate: float = 1.0
+    patience: int | None = None
+
+
+@dataclass(frozen=True)
 class LRScheduler:
     """Sets `lr` = base_lr x layer scale x stage's factor x schedule in every parameter group.
 
@@ -159,33 +175,18 @@ class LRScheduler:
     total: int
     per_stage: bool = False
 
-    def get_lr(
-        self, step: int, *, begin: int, end: int, factor: float = 1.0, time_used: float = 0.0
-    ) -> float:
+    def get_lr(self, step: int, stage: StagePlan, time_used: float = 0.0) -> float:
         """Return the learning rate of a parameter group whose layer scale is 1.
 
-        Steps count from 0; those of the current stage are `begin` to `end - 1`, with its factor.
         `time_used` is the share of the run's time that is used.
         """
-        if not self.per_stage:
-            begin, end = 0, self.total
-        return self.base_lr * factor * self.schedule(step - begin, end - begin, time_used)
+        begin, end = (stage.begin, stage.end) if self.per_stage else (0, self.total)
+        return self.base_lr * stage.rate * self.schedule(step - begin, end - begin, time_used)
 
     def set_lr(
-        self,
-        optimizer: Optimizer,
-        step: int,
-        *,
-        begin: int = 0,
-        end: int | None = None,
-        factor: float = 1.0,
-        time_used: float = 0.0,
+        self, optimizer: Optimizer, step: int, stage: StagePlan, time_used: float = 0.0
     ) -> None:
-        """Set the learning rate of every parameter group, which has its layer scale as `scale`.
-
-        The arguments are those of `get_lr`; by default there is one stage, the run.
-        """
-        end = end or self.total
-        now = self.get_lr(step, begin=begin, end=end, factor=factor, time_used=time_used)
+        """Set the learning rate of every parameter group, which has its layer scale as `scale`."""
+        now = self.get_lr(step, stage, time_used)
         for group in optimizer.param_groups:
             group["lr"] = now * group["scale"]

@@ -4,13 +4,15 @@ All follows from the tables and measures that a run stores. They may be a strang
 another shape than its labels have is passed over.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import Metric, wilson_interval
 from transfer_cli.runs.results import Results
+from transfer_cli.runs.untrusted import is_number
 
 MOST_LISTED = 20
 """Labels that a terminal or a card lists; of more, the worst."""
@@ -106,6 +108,21 @@ def count_table(
         for row in rows
     )
     return rows if is_one else None
+
+
+def accuracy_interval(confusion: Counts, by_words: object) -> tuple[float, float, int]:
+    """Return the 95 % interval of the share that is right, and by how many texts.
+
+    A text that stands there twice says no more than once. How many are different of those that a
+    linear model was scored on says `by_words` of a run's results.
+    """
+    total, right = sum(map(sum, confusion)), sum(row[at] for at, row in enumerate(confusion))
+    known, apart = by_words if isinstance(by_words, dict) else {}, 1.0
+    different, scored = known.get("different"), known.get("scored")
+    if is_number(different) and is_number(scored) and 1 <= different <= scored < math.inf:
+        apart = different / scored
+    texts = max(1, round(total * apart))
+    return *wilson_interval(round(right * apart), texts), texts
 
 
 def describe_confusions(labels: Sequence[str], confusion: Counts) -> str:

@@ -113,18 +113,13 @@ class Service:
     @cached_property
     def app(self) -> ASGIApp:
         """All of it, as a server takes it."""
-        routes = [
-            Route("/predict", self._predict, methods=["POST"]),
-            Route("/embed", self._embed, methods=["POST"]),
-            Route("/generate", self._generate, methods=["POST"]),
-            *(
-                Route(path, answer)
-                for path, answer in {
-                    "/": self._page, "/health": self._health, "/labels": self._labels,
-                    "/metrics": self._metrics_text, "/openapi.json": self._openapi,
-                }.items()
-            ),
-        ]  # fmt: skip
+        asked = {"/predict": self._predict, "/embed": self._embed, "/generate": self._generate}
+        told = {
+            "/": self._page, "/health": self._health, "/labels": self._labels,
+            "/metrics": self._metrics_text, "/openapi.json": self._openapi,
+        }  # fmt: skip
+        routes = [Route(path, answer, methods=["POST"]) for path, answer in asked.items()]
+        routes += [Route(path, answer) for path, answer in told.items()]
         self._paths = {route.path for route in routes}
         cross_origin = Middleware(
             CORSMiddleware, allow_origins=self._origins, allow_methods=["GET", "POST"],

@@ -11,8 +11,10 @@ example may be several rows, its windows; any other is one row.
 import dataclasses
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
@@ -406,6 +408,15 @@ def mean_by_label(
             values_C = values_C[[theirs.index(label) for label in labels]]
         mean_C += values_C / len(parts)
     return list(mean_C.tolist())
+
+
+def rarest_labels(examples: Sequence[Any]) -> list[int]:
+    """Return the rarest label of each example, to draw shares with each of them; of none -1."""
+    count = Counter(chain.from_iterable(example.label or () for example in examples))
+    return [
+        min(example.label or (), key=lambda number: (count[number], number), default=-1)
+        for example in examples
+    ]
 
 
 def baseline_failure(

@@ -77,7 +77,6 @@ class ClassificationTask(TextsTask):
             raise DataError(f"{where}: no training example has the label {names}.")
 
     def strata(self, examples: Sequence[Example]) -> Sequence[int]:
-        """Return the label of each."""
         return [example.label or 0 for example in examples]
 
     @classmethod
@@ -223,7 +222,6 @@ class _Sparse:
     starts: Tensor
 
     def times(self, dense: Tensor) -> Tensor:
-        """Return the product with a matrix."""
         return F.embedding_bag(
             self.columns, dense, self.starts, mode="sum", per_sample_weights=self.values
         )

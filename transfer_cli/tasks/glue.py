@@ -20,7 +20,6 @@ from transfer_cli.tasks.sources import LabelledSource
 
 log = logging.getLogger(__name__)
 
-_YES_NO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 
 
@@ -40,7 +39,7 @@ class _Files:
     answers: str | Mapping[str, str]
     texts: tuple[str | int, ...]
     label: str | int
-    labels: tuple[str, ...] = _YES_NO
+    labels: tuple[str, ...] = ("0", "1")
     judged_by: str = "error_rate"
     splits: Mapping[str, str] = field(
         default_factory=lambda: {"train": "train.tsv", "validation": "dev.tsv"}

@@ -3,6 +3,7 @@
 Legend: N texts, B batch, C labels, K labels of a text at most.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from transfer_cli.tasks.base import (
     TextsTask,
     baseline_failure,
     mean_by_label,
+    rarest_labels,
 )
 from transfer_cli.tasks.table import Table, TableRow
 
@@ -47,8 +49,6 @@ SEPARATOR = "|"
 
 DEFAULT_THRESHOLD = 0.5
 """The threshold of a label for which none was fitted."""
-
-_PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -119,15 +119,9 @@ class MultilabelTask(TextsTask):
             )
 
     def strata(self, examples: Sequence[LabelsExample]) -> Sequence[int]:
-        """Return the rarest label of each, so that a share has of each; of none, one more."""
-        count = Counter(chain.from_iterable(example.label or () for example in examples))
-        return [
-            min(example.label or (), key=lambda number: (count[number], number), default=-1)
-            for example in examples
-        ]
+        return rarest_labels(examples)
 
     def facts(self, train: Sequence[LabelsExample]) -> dict[str, list[float]]:
-        """Return the share of the examples that have each label."""
         count = Counter(chain.from_iterable(example.label or () for example in train))
         return {"shares": [count[number] / len(train) for number in range(len(self.labels))]}
 
@@ -137,7 +131,7 @@ class MultilabelTask(TextsTask):
             return {}
         known = [labels or () for labels in numbers]
         # Of many labels a text has few: their numbers take less than a table of yes and no.
-        targets = np.full((len(known), max(map(len, known))), _PADDING, dtype=np.int64)
+        targets = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
         for row, labels in enumerate(known):
             targets[row, : len(labels)] = labels
         return {"labels": targets}
@@ -165,7 +159,6 @@ class MultilabelTask(TextsTask):
         return Result(SEPARATOR.join(given), SEPARATOR.join(predicted), row["probability"], score)
 
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
-        """Return the thresholds with the highest F1 of each label on the validation examples."""
         shares_NC = np.array([row_shares["probabilities"] for windows in rows.values()
                               for row_shares in windows.values()])  # fmt: skip
         given_NC = np.zeros(shares_NC.shape, dtype=bool)
@@ -188,9 +181,8 @@ class MultilabelTask(TextsTask):
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return the labels as a table has them, and the probability of all these decisions."""
-        shares_C, above_C = self._decide(answer)
-        names = [self.labels[number] for number in np.flatnonzero(above_C)]
-        return SEPARATOR.join(names), float(np.where(above_C, shares_C, 1 - shares_C).prod())
+        names, probability = self._decide(answer)
+        return SEPARATOR.join(names), probability
 
     def said_labels(self, said: str) -> list[str]:
         parts = said.split(SEPARATOR) if said else []
@@ -203,20 +195,20 @@ class MultilabelTask(TextsTask):
             rest = rest[len(names[-1]) + 1 :]
         return names
 
-    def _decide(self, answer: Answer) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    def _decide(self, answer: Answer) -> tuple[list[str], float]:
         shares_C = np.asarray(answer["probabilities"])
-        return shares_C, shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+        above_C = shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+        names = [self.labels[number] for number in np.flatnonzero(above_C)]
+        return names, float(np.where(above_C, shares_C, 1 - shares_C).prod())
 
     def written(self, answer: Answer) -> dict[str, Any]:
         """See `Task`; a set that is not sure is null, and one without labels an empty list."""
-        shares_C, above_C = self._decide(answer)
-        _, probability = self.said(answer)
-        is_given = probability >= self.abstain_below
-        predicted = [self.labels[number] for number in np.flatnonzero(above_C)]
+        names, probability = self._decide(answer)
+        shares = np.asarray(answer["probabilities"]).round(DECIMALS).tolist()
         return {
-            "labels": predicted if is_given else None,
+            "labels": names if probability >= self.abstain_below else None,
             "probability": round(probability, DECIMALS),
-            "probabilities": dict(zip(self.labels, shares_C.round(DECIMALS).tolist(), strict=True)),
+            "probabilities": dict(zip(self.labels, shares, strict=True)),
         }
 
     @property
@@ -224,14 +216,15 @@ class MultilabelTask(TextsTask):
         return ("labels", "probability", *(f"probability/{label}" for label in self.labels))
 
     def cells(self, answer: Answer) -> list[Any]:
-        """See `Task`; labels as a table has them."""
+        """See `Task`; labels as a table has them: a list where one of them holds the separator."""
         labels, probability, shares = self.written(answer).values()
-        return [SEPARATOR.join(labels or ()), probability, *shares.values()]
+        is_list = any(SEPARATOR in label for label in labels or ())
+        joined = repr(labels) if is_list else SEPARATOR.join(labels or ())
+        return [joined, probability, *shares.values()]
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: the same labels for every text are no worse."""
         if "micro_f1" not in measures or "decisions" not in tables:
             return None
         right_C, surplus_C, missing_C, neither_C = np.array(tables["decisions"])
@@ -257,8 +250,8 @@ class MultilabelTask(TextsTask):
 def best_f1_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np.bool_]) -> float:
     """Return the threshold with the highest F1 of a label; of equal ones the highest.
 
-    It is halfway between two probabilities, so that rounding decides nothing. Without an example of
-    the label it is 0.5.
+    It is halfway between two probabilities that differ by more than rounding. Without an example
+    of the label it is 0.5.
 
     Args:
         shares_N: The label's probability for each example.
@@ -271,7 +264,10 @@ def best_f1_threshold(shares_N: npt.NDArray[np.float64], given_N: npt.NDArray[np
     predicted_N = np.arange(1, len(order) + 1)
     f1_N = 2 * given_N[order].cumsum() / (predicted_N + given_N.sum())
     below_N = np.append(sorted_N[1:], 0.0)
-    f1_N[sorted_N == below_N] = -1  # equal probabilities are said together
+    # Probabilities that are equal but for rounding are said together, and 0 is never.
+    is_apart_N = sorted_N - below_N > confidence.ROUNDING
+    is_apart_N[-1] = sorted_N[-1] > 0
+    f1_N[~is_apart_N] = -1
     best = int(f1_N.argmax())
     return float((sorted_N[best] + below_N[best]) / 2)
 
@@ -305,16 +301,14 @@ class LabelsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, separator=self._mark)
 
-    def read_label(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> tuple[str, ...]:
+    def read_label(self, record: Record, columns: Chosen, name: str) -> tuple[str, ...]:
         if columns.labels:
             return tuple(label for label in columns.labels if _has_label(record, label, name))
         names = [
             label_of(Record(record.line, {columns.label: part}), columns.label, name)
             for part in split_labels(value_of(record, columns.label, name), self._mark)
         ]
-        return tuple(labels.setdefault(label, label) for label in dict.fromkeys(names))
+        return tuple(map(sys.intern, dict.fromkeys(names)))
 
     def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> LabelsExample:
         return LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line, row.file)
@@ -519,7 +513,6 @@ class Multilabel(SequenceObjective):
         return SEPARATOR.join(name for name, is_chosen in names if is_chosen)
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return loss, F1 of all decisions, of each label and on average, exact match."""
         right_C, surplus_C, missing_C, _ = totals["decisions"].double()
         wrong_C = surplus_C + missing_C
         # A label that is neither given nor said has no F1; sklearn's macro average counts it as 0.

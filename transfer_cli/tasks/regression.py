@@ -16,10 +16,11 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.encoded_task import have_answers
-from transfer_cli.data.records import NUMBER_MARKS, Record, plain_number
+from transfer_cli.data.records import NUMBER_MARKS, Record, label_of, plain_number
 from transfer_cli.data.wanted import Chosen
 from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
+from transfer_cli.objectives.confidence import ROUNDING
 from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import CURE, MARGIN, Answer, Encoded, Result, Rows, Task, TextsTask
 from transfer_cli.tasks.table import Table, TableRow
@@ -115,14 +116,9 @@ class RegressionTask(TextsTask):
         return Result(given, answer, score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
-        """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
         predicted = [float(row["value"]) for windows in rows.values() for row in windows.values()]
         given = [data.examples[example].value for example in rows]
-        correlations = {
-            "pearson": correlation(predicted, given),
-            "spearman": correlation(average_ranks(predicted), average_ranks(given)),
-        }
-        return {name: value for name, value in correlations.items() if value is not None}
+        return correlations(predicted, given, self.scale)
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
@@ -140,7 +136,6 @@ class RegressionTask(TextsTask):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: the mean as every answer is no worse."""
         if "mse" not in measures or measures["mse"] < (1 - MARGIN) * self.scale**2:
             return None
         return (
@@ -153,6 +148,22 @@ def format_number(value: float, scale: float = math.inf) -> str:
     """Return a number as it is written: with the digits of float32, more if many deviations off."""
     more = math.log10(min(1e8, max(1, abs(value) / scale)))
     return f"{value:.{7 + int(more)}g}"
+
+
+def correlations(
+    predicted: Sequence[float], given: Sequence[float], scale: float = 1.0
+) -> dict[str, float]:
+    """Return `pearson` and `spearman`; what is undefined is left out.
+
+    Both are undefined where the answers differ by no more than rounding does, beside `scale`.
+    """
+    if np.ptp(predicted) <= ROUNDING * scale:
+        return {}
+    found = {
+        "pearson": correlation(predicted, given),
+        "spearman": correlation(average_ranks(predicted), average_ranks(given)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def correlation(
@@ -184,15 +195,16 @@ class NumberTable(Table):
     task: ClassVar[type[Task]] = RegressionTask
     numbers: ClassVar[bool] = True
     named: ClassVar[bool] = False
-    most_labels: ClassVar[float] = math.inf
 
-    def read_label(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> float:
-        written = super().read_label(record, columns, name, labels)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._first_with_mark = dict[tuple[str, str], str]()
+
+    def read_label(self, record: Record, columns: Chosen, name: str) -> float:
+        written = label_of(record, columns.label, name)
         for mark in (mark for mark, form in NUMBER_MARKS.items() if form.fullmatch(written)):
-            labels.setdefault(mark, written)
-            if other := labels.get("." if mark == "," else ","):
+            self._first_with_mark.setdefault((name, mark), written)
+            if other := self._first_with_mark.get((name, "." if mark == "," else ",")):
                 raise DataError(
                     f"{name}, line {record.line}: {written!r} in {columns.label!r} stands beside "
                     f"{other!r}: which mark parts thousands is not clear. Write decimal points.",
@@ -285,7 +297,6 @@ class Regression(SequenceObjective):
         return (answers_BN - mean) / scale
 
     def first_choice(self, answers_BN: Tensor) -> Tensor:
-        """Return the numbers."""
         return answers_BN
 
     def confidence(self, scores_BN: Tensor) -> Tensor:
@@ -303,7 +314,6 @@ class Regression(SequenceObjective):
         return measure(outputs.squeeze(1), target_B, reduction="none")
 
     def tallies(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed loss, squared and absolute error."""
         error_B = self.values(outputs) - batch["value"]
         squared, absolute = error_B.square().sum(), error_B.abs().sum()
         return {**super().tallies(outputs, batch), "mse": squared, "mae": absolute}

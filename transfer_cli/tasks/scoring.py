@@ -41,12 +41,8 @@ def best_score(score: Callable[[str, str], float], answers: Sequence[str], predi
 
     Those with nothing left are not counted; where there are no others, "" is right.
     """
-    return max(score(given, predicted) for given in non_empty_answers(answers))
-
-
-def non_empty_answers(answers: Sequence[str]) -> list[str]:
-    """Return the answers that count."""
-    return [answer for answer in answers if normalise_answer(answer)] or [""]
+    counted = [answer for answer in answers if normalise_answer(answer)] or [""]
+    return max(score(given, predicted) for given in counted)
 
 
 def best_null_threshold(

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,7 +134,6 @@ class Table(LabelledFiles):
 
     task: ClassVar[type[Task]] = ClassificationTask
     read_as_trained: ClassVar[tuple[str, ...]] = ("join", "merge_labels", "least", "rare")
-    most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
     """Whether the column of the label holds numbers, and not names of classes."""
     named: ClassVar[bool] = True
@@ -175,9 +175,8 @@ class Table(LabelledFiles):
         rows = {split: [*chain(*(file.rows for file in files))] for split, files in tables.items()}
         first = next(iter(paths))
         labels = self.labels(rows[first])
-        if (
-            labels and first != INPUT
-        ):  # there a run says what its labels are, see `with_label_numbers`
+        # What a run is scored on has the labels of the run, see `with_label_numbers`.
+        if labels and first != INPUT:
             rows = self._relabel(rows, list_names(paths[first], 1))
             labels = self.labels(rows[first])
         if labels and len(paths[first]) > 1:
@@ -238,16 +237,32 @@ class Table(LabelledFiles):
                 yield replace(row, label=labels if self.several else labels[0])
 
     def labels(self, train: Sequence[TableRow]) -> tuple[str, ...]:
-        """See `LabelledFiles`; they are those of rows, if these are names."""
+        """See `LabelledFiles`; sorted: as numbers where all are whole numbers."""
         names = chain.from_iterable(row.labels for row in train) if self.named else ()
-        return sorted_labels(names)
+        labels = sorted(set(names))
+        # 18 digits always fit; a longer "number" is an identifier.
+        if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
+            labels.sort(key=int)
+        return tuple(labels)
 
     def build_examples(
         self, rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
     ) -> list[Any]:
         """Return the examples in the rows of a split, whose labels are among those of `train`."""
-        numbers = label_numbers(rows, labels, where, split) if self.named else [()] * len(rows)
-        return [self.build_example(row, of_row) for row, of_row in zip(rows, numbers, strict=True)]
+        if not self.named:
+            return [self.build_example(row, ()) for row in rows]
+        numbers = {label: number for number, label in enumerate(labels)}
+        unknown = [(label, row) for row in rows for label in row.labels if label not in numbers]
+        if unknown:
+            (first, row), others = unknown[0], len({label for label, _ in unknown}) - 1
+            more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
+            raise DataError(
+                f"{row.file or where}, line {row.line}: the label {first!r}{more} of {split} is "
+                f"not among the {len(labels)} labels of train.{did_you_mean(first, labels)}"
+            )
+        return [
+            self.build_example(row, tuple(numbers[label] for label in row.labels)) for row in rows
+        ]
 
     def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> Any:
         """Return the example in a row, given the numbers of its labels."""
@@ -262,18 +277,15 @@ class Table(LabelledFiles):
             rows = (replace(row, fields={**filled, **row.fields}) for row in rows)
             return {row.line: str(value_of(row, column, str(path))) for row in rows}
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
-        """Return what is read of a record; equal labels are one text in memory."""
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
+        """Return what is read of a record."""
         text = text_of(columns.join_texts(record, name), columns.text, name)
         pair = None if columns.pair is None else text_of(record, columns.pair, name)
-        return TableRow(record.line, text, self.read_label(record, columns, name, labels), pair)
+        return TableRow(record.line, text, self.read_label(record, columns, name), pair)
 
-    def read_label(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> Any:
-        """Return what is said of a row: here its label."""
-        label = label_of(record, columns.label, name)
-        return labels.setdefault(label, label)
+    def read_label(self, record: Record, columns: Chosen, name: str) -> Any:
+        """Return what is said of a row: here its label; equal ones are one text in memory."""
+        return sys.intern(label_of(record, columns.label, name))
 
     def check(self, task: Task, train: Sequence[Any], where: str) -> None:
         """See `LabelledSource`; labels that are surely several, joined, are told of."""
@@ -316,14 +328,14 @@ class Table(LabelledFiles):
             progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
         ):
             columns = table.columns(selection, other)
-            labels: dict[str, str] = {}
-            read_row = partial(self.read_row, columns=columns, name=str(path), labels=labels)
+            read_row = partial(self.read_row, columns=columns, name=str(path))
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
-            rows = list[TableRow]()
+            rows, labels = list[TableRow](), set[str]()
             for row in sound_rows(table, columns.names, read_row, on_error):
                 more(row.line - (rows[-1].line if rows else 0))
                 rows.append(row if is_only else replace(row, file=file))
-                if len(labels) > self.most_labels:
+                labels.update(row.labels if self.named else ())
+                if len(labels) > MAX_LABELS:
                     raise DataError(
                         f"{path}, line {row.line}: more than {MAX_LABELS:,} different labels. "
                         f"Is {columns.label!r} the column of the label?"
@@ -363,26 +375,9 @@ class HubTable(Table):
         super().__post_init__()
 
 
-def sorted_labels(names: Iterable[str]) -> tuple[str, ...]:
-    """Return all labels, sorted: as numbers when all are whole numbers."""
-    labels = sorted(set(names))
-    # 18 digits always fit; a longer "number" is an identifier.
-    if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
-        labels.sort(key=int)
-    return tuple(labels)
-
-
-def label_numbers(
-    rows: Sequence[TableRow], labels: Sequence[str], where: str, split: str
-) -> list[tuple[int, ...]]:
-    """Return the numbers of each row's labels; all must occur in training."""
-    numbers = {label: number for number, label in enumerate(labels)}
-    unknown = [(label, row) for row in rows for label in row.labels if label not in numbers]
-    if unknown:
-        (first, row), others = unknown[0], len({label for label, _ in unknown}) - 1
-        more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
-        raise DataError(
-            f"{row.file or where}, line {row.line}: the label {first!r}{more} of {split} is not "
-            f"among the {len(labels)} labels of train.{did_you_mean(first, labels)}"
-        )
-    return [tuple(numbers[label] for label in row.labels) for row in rows]
+def nonempty_text(record: Record, column: str, name: str) -> str:
+    """Return the text in a column that holds more than blanks."""
+    text = text_of(record, column, name)
+    if not text.strip():
+        raise DataError(f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}")
+    return text

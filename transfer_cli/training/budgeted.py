@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.drawing import draw_blueprint
 from transfer_cli.assembly.foretold import runs_of_ladder
-from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.run import build_run
 from transfer_cli.budget import (
@@ -192,7 +191,8 @@ class _TokenCosts:
         """Return the cost of a token of each depth that may be the best one."""
         if not self.is_compiled:
             return interpolate_costs(self._known)
-        if self.measured and not self._has_time_to_compile():
+        most = COMPILED_SHARE * self.budget.amount
+        if self.measured and main_value(self.compiling) > most:  # no time to compile another
             return {depth: self._known[depth] for depth in self.measured}
         depths = range(self._depths[0], self._depths[-1] + 1)
         return scale_costs(self._known, {depth: self._size(depth) for depth in depths})
@@ -226,9 +226,6 @@ class _TokenCosts:
         if plan.course.loop.compile:
             self.is_compiled, self.compiling = True, COMPILING_SECONDS
             self._known[depth] = guess * self._size(depth)
-
-    def _has_time_to_compile(self) -> bool:
-        return main_value(self.compiling) <= COMPILED_SHARE * self.budget.amount
 
     def measure(self, depth: int, tokens: float) -> None:
         """Measure a token of a depth in a run of so many."""
@@ -264,8 +261,7 @@ class _TokenCosts:
             plan = draw_blueprint(config, self._command, self._typed, Origins(), device="meta")
         self._building = 2 * (time.perf_counter() - began)  # about
         self._rows = plan.data.tokenizer.size
-        positions = plan.model.backbone.shape.positions
-        length = self._length = block_length(config.data.get("length"), positions)
+        length = self._length = plan.most_tokens
         self.corpus = Corpus(float(plan.data.drawn_counts["main"] * length))
         if self.budget.unit == "s":
             splits = plan.data.encoded()["main"].splits
@@ -274,7 +270,6 @@ class _TokenCosts:
         return plan, length
 
     def _cost(self, plan: Blueprint, length: int) -> float:
-        """Return what a token costs in a run."""
         if self.budget.unit == "flop":
             return float(training_flops(plan.model, length))
         place, key = cache_folder(self._config.data_dir) / SPEEDS, _speed_key(plan)

@@ -58,20 +58,18 @@ class CheckpointWriter:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights to be stored, unsharded, on the CPU."""
-        state = self._run.model.state_dict()
-        return {n: full_tensor(state[n]).cpu() for n in state if n not in self._run.omitted_weights}
+        state, omitted = self._run.model.state_dict(), self._run.blueprint.omitted_weights
+        return {n: full_tensor(state[n]).cpu() for n in state if n not in omitted}
 
     def save_best(self, step: int) -> None:
         """Keep the weights as they are now, after a step, in place of the best so far."""
         if not self._takes_part:
             return
         tensors = self.tensors()
-
-        def write(folder: Path) -> None:
-            save_tensors(tensors, folder / WEIGHTS)
-
         if distributed.is_main():
-            checkpoint.write_best(self._directory.best, step, write)
+            checkpoint.write_best(
+                self._directory.best, step, lambda folder: save_tensors(tensors, folder / WEIGHTS)
+            )
 
     def load_best(self) -> None:
         """Fill the model with the best weights, which the newest checkpoint has taken along."""
@@ -199,7 +197,7 @@ class CheckpointWriter:
 
             state = run.model.state_dict()
             tensors = {n: shard_like(t, state[n]) if n in state else t for n, t in tensors.items()}
-        load_strictly(run.model, tensors, folder, run.omitted_weights)
+        load_strictly(run.model, tensors, folder, run.blueprint.omitted_weights)
 
 
 def describe_model(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset()) -> None:

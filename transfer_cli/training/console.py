@@ -14,10 +14,12 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import path_override
 from transfer_cli.engine import handlers
 from transfer_cli.errors import list_names
-from transfer_cli.metrics import UNSEEN, wilson_interval, without_details
+from transfer_cli.metrics import UNSEEN, without_details
 from transfer_cli.runs.class_scores import (
     MOST_LISTED,
     TITLES,
+    Counts,
+    accuracy_interval,
     class_scores,
     count_table,
     describe_confusions,
@@ -59,7 +61,7 @@ def say_what_is_faster(
     ways = ["a GPU", smaller, f"fewer steps (half an hour is loop.steps={steps})"]
     if len(blueprint.course.stage_plans) == 1:
         ways.append("an end by the clock (loop.minutes=30)")
-    trained = frozenset[str]().union(*(stage.trains for stage in blueprint.course.stage_plans))
+    trained = blueprint.course.ever_trains
     if command == "finetune" and any(name.startswith("backbone.") for name in trained):
         ways.append("frozen features (experiment=quick)")
     log.info(
@@ -163,9 +165,7 @@ def label_score_blocks(results: Results, split: str) -> list[Renderable]:
 
 
 def accuracy_text(
-    confusion: Sequence[Sequence[int]],
-    labels: Sequence[str],
-    by_words: Mapping[str, int] | None = None,
+    confusion: Counts, labels: Sequence[str], by_words: Mapping[str, int] | None = None
 ) -> str:
     """Return what to expect of new texts, beside what is to be had without the model.
 
@@ -174,12 +174,8 @@ def accuracy_text(
     """
     counts = [sum(row) for row in confusion]
     total, right = sum(counts), sum(row[label] for label, row in enumerate(confusion))
-    # A text that stands there twice says no more than once.
-    apart = 1.0
-    if by_words is not None and "different" in by_words:
-        apart = by_words["different"] / by_words["scored"]
-    low, high = wilson_interval(round(right * apart), round(total * apart))
-    doubled = f", {round(total * apart):,} of them different" if apart < 1 else ""
+    low, high, different = accuracy_interval(confusion, by_words)
+    doubled = f", {different:,} of them different" if different < total else ""
     commonest = printable(labels[counts.index(max(counts))])[:MOST_CHARACTERS]
     words = ""
     if by_words is not None:

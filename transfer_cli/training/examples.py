@@ -36,10 +36,10 @@ def outcome_collector(split: Split) -> EachExample | None:
     return None
 
 
-def collect_items(split: Split, data: PreparedData, collector: EachExample | None) -> list[Item]:
+def collect_items(split: Split, task: Task | None, collector: EachExample | None) -> list[Item]:
     """Return what became of each example of a split, as `collector` noted it; all call this."""
     outcomes = collector.gathered() if collector is not None else []
-    if data.task is None:
+    if task is None:
         return [_item(split.name, outcome.index, [outcome], BLANK, "") for outcome in outcomes]
     encoded = split.encoded
     with_texts = len(encoded.examples) <= MOST_TEXTS
@@ -53,8 +53,8 @@ def collect_items(split: Split, data: PreparedData, collector: EachExample | Non
     predicted = {index: outcome.predicted for index, outcome in rows.items()}
     for number, rows_of_example in rows_by_example(encoded, predicted).items():
         is_predicted = all(rows_of_example.values())
-        result = data.task.result(encoded, number, rows_of_example) if is_predicted else BLANK
-        texts = data.task.texts(encoded.examples[number]) if with_texts else ()
+        result = task.result(encoded, number, rows_of_example) if is_predicted else BLANK
+        texts = task.texts(encoded.examples[number]) if with_texts else ()
         outcome = [rows[row] for row in rows_of_example]
         items.append(_item(split.name, number, outcome, result, shortened(" / ".join(texts))))
     return items
@@ -76,7 +76,7 @@ def with_unseen(scores: Scores, split: Split, score: Callable[[Split], Scores]) 
     """
     if not split.seen:
         return scores
-    rows = np.arange(len(split.data)) if split.order is None else split.order
+    rows = split.rows
     examples = rows if split.example_of is None else split.example_of[rows]
     is_unseen = ~np.isin(examples, split.seen)
     measures = {**scores.measures, f"count{UNSEEN}": len(np.unique(examples[is_unseen]))}

@@ -183,7 +183,7 @@ def course_change_text(directory: RunDirectory, blueprint: Blueprint) -> str:
         )
         stage = next(stage for stage in stages if number < stage.end)
         scheduler = replace(blueprint.course.lr_scheduler, total=steps)
-        return scheduler.get_lr(number, begin=stage.begin, end=stage.end, factor=stage.rate)
+        return scheduler.get_lr(number, stage)
 
     config, mixed = blueprint.config, ""
     mixing, then = build(config.mixing, "mixing", MixingConfig), replace(now, steps=planned)

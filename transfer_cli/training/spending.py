@@ -4,11 +4,12 @@ It is kept in `timing.json` from the first save on. What its steps take alone, w
 the way, is `cost` in `results.json` (`engine.cost`).
 """
 
-import logging
+import importlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from transfer_cli.engine import distributed
 from transfer_cli.engine.cost import Flops
@@ -16,46 +17,84 @@ from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.untrusted import is_number
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.training.energy import Meter
-
-log = logging.getLogger(__name__)
 
 SPENT = "spent"
 """The key of `timing.json`."""
-
-JOULES_OF_KWH = 3.6e6
 
 _PART = 2**40
 """Numbers are exchanged in two parts: a double has 53 bits."""
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """How energy becomes carbon dioxide: by the user's own numbers, or not at all.
+class Meter:
+    """Reads a GPU's counter of millijoules from its start, or says why there is none.
+
+    Nothing is estimated: where nobody counts, there is no number but the reason.
+
+    Args:
+        nvml: NVML's own package, extra `energy`, which reads the counter of `handle`.
+    """
+
+    def __init__(self, source: str, nvml: Any = None, handle: Any = None) -> None:
+        self.source = source
+        self._nvml = nvml
+        self._handle = handle
+        self._first = 0
+        self._first = self._millijoules()
+
+    @property
+    def has_reading(self) -> bool:
+        """Whether there is a number."""
+        return self._nvml is not None
+
+    def joules(self) -> float:
+        """Return J since it was made, 0 where it does not tell."""
+        return (self._millijoules() - self._first) / 1000 if self.has_reading else 0.0
+
+    def _millijoules(self) -> int:
+        if self._nvml is None:
+            return 0
+        try:
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        except self._nvml.NVMLError as error:
+            self.source, self._nvml = f"NVML: {error}", None
+            return self._first
+
+
+def device_meter(device: torch.device) -> Meter:
+    """Return what reads the energy of a process's device; from Volta on GPUs count theirs."""
+    if device.type != "cuda":
+        return Meter("only a GPU counts its energy")
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return Meter("a GPU's counter is read by pynvml: pip install nvidia-ml-py")
+    try:
+        nvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        return Meter("nvml", nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+    except nvml.NVMLError as error:
+        return Meter(f"NVML: {error}")
+
+
+class Spending:
+    """Adds up what the processes of a run spend, on top of what earlier ones have.
+
+    Energy becomes carbon dioxide by the user's own numbers, or not at all.
 
     Args:
         pue: Energy of the data centre over that of its machines.
         kg_per_kwh: CO2 of a kilowatt-hour of this grid; None: unknown.
     """
 
-    pue: float = 1.0
-    kg_per_kwh: float | None = None
-
-    def kg_co2(self, joules: float | None) -> float | None:
-        """Return kg; None where something is unknown."""
-        if joules is None or self.kg_per_kwh is None:
-            return None
-        return joules / JOULES_OF_KWH * self.pue * self.kg_per_kwh
-
-
-class Spending:
-    """Adds up what the processes of a run spend, on top of what earlier ones have."""
-
     def __init__(
-        self, meter: Meter, footprint: Footprint, clock: Callable[[], float] = time.perf_counter
+        self,
+        meter: Meter,
+        pue: float = 1.0,
+        kg_per_kwh: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._meter = meter
-        self._footprint = footprint
+        self._pue, self._kg_per_kwh = pue, kg_per_kwh
         self._clock = clock
         self._began = self._noted = clock()
         self._flops = 0
@@ -105,7 +144,9 @@ class Spending:
         if joules is None and self._all_metered:
             source += ", but not of all that came before a resume"
         joules = joules + self._joules if joules is not None and self._all_metered else None
-        kg_co2 = self._footprint.kg_co2(joules)
+        kg_co2 = None
+        if joules is not None and self._kg_per_kwh is not None:
+            kg_co2 = joules / 3.6e6 * self._pue * self._kg_per_kwh  # of J to kWh
         return {
             "device_seconds": round(seconds + (self._spent("device_seconds", 0.0) or 0.0), 3),
             "flops": flops + int(self._spent("flops", 0) or 0),

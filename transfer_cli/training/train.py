@@ -27,11 +27,10 @@ from transfer_cli.runs.atomic import as_run_error, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
 from transfer_cli.training.checkpoints import DESCRIPTION_FILES, describe_model
-from transfer_cli.training.energy import Meter, device_meter
+from transfer_cli.training.process_group import in_process_group
 from transfer_cli.training.resume import same_threads
-from transfer_cli.training.spending import Footprint, Spending
+from transfer_cli.training.spending import Meter, Spending, device_meter
 from transfer_cli.training.trainer import Trainer
-from transfer_cli.training.workers import in_process_group
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +101,7 @@ def _build_spending(cost: CostConfig, device: str, precision: str) -> Spending:
     if cost.energy == "auto":
         meter = device_meter(device_and_precision(device, precision).device)
         log.info("energy: %s", meter.source if meter.has_reading else f"not known: {meter.source}")
-    return Spending(meter, Footprint(cost.pue, cost.kg_per_kwh))
+    return Spending(meter, cost.pue, cost.kg_per_kwh)
 
 
 def _make_directory(command: str, run: TrainingRun, typed: CommandLine) -> RunDirectory:

@@ -112,26 +112,23 @@ class SplitScorer:
 
     def measures(self, name: str) -> dict[str, float]:
         """Return the measures of a split: those of the main loss, of others by their names."""
-        scores = self.score(self._run.blueprint.network.losses[0], self._run.data.splits[name])
-        return scores.measures | self._further_measures(name)
+        return self._all_scores(name, None).measures
 
     def score_with_examples(self, name: str) -> SplitScores:
         """Return the scores of a split with the same measures, and what became of its examples."""
-        split = self._run.data.splits[name]
-        collector = examples.outcome_collector(split)
-        scores = self.score(self._run.blueprint.network.losses[0], split, collector)
-        return SplitScores(
-            replace(scores, measures=scores.measures | self._further_measures(name)), collector
-        )
+        collector = examples.outcome_collector(self._run.data.splits[name])
+        return SplitScores(self._all_scores(name, collector), collector)
 
-    def _further_measures(self, name: str) -> dict[str, float]:
-        measures: dict[str, float] = {}
-        for loss in self._run.blueprint.network.losses[1:]:
+    def _all_scores(self, name: str, collector: EachExample | None) -> Scores:
+        main, *further = self._run.blueprint.network.losses
+        scores = self.score(main, self._run.data.splits[name], collector)
+        measures = dict(scores.measures)
+        for loss in further:
             split = self._run.prepared[loss.stream].splits.get(name)
             if split is not None:
                 of_loss = self.score(loss, split).measures
                 measures |= {f"{loss.name}/{metric}": value for metric, value in of_loss.items()}
-        return measures
+        return replace(scores, measures=measures)
 
     def samples(self) -> str:
         """Return a few predictions on the validation split as a table."""
@@ -232,7 +229,7 @@ def final_measures(
         scored = (validation if name == "validation" else None) or scorer.score_with_examples(name)
         score = partial(scorer.score, run.blueprint.network.losses[0])
         scores[name] = examples.with_unseen(scored.scores, data.splits[name], score)
-        items_of_split = examples.collect_items(data.splits[name], data, scored.each)
+        items_of_split = examples.collect_items(data.splits[name], data.task, scored.each)
         if data.task is not None and items_of_split:
             for loss in run.blueprint.network.losses:
                 slices, key = getattr(loss.objective, "parts", {}), f"losses.{loss.name}"
@@ -605,6 +602,7 @@ class Trainer:
     ) -> Results:
         progress, task, scores = self._progress, run.data.task, final.scores
         foretold = (self._config.get("ladder") or {}).get("prediction")
+        context = run.data.splits["train"].context
         confidence = [m for m in METRICS if any(m.name in s.measures for s in scores.values())]
         average = {} if run.average is None else {"kept": run.average.kept, **run.average.best}
         return Results(
@@ -629,7 +627,8 @@ class Trainer:
                 "data_changed": run.origins.accepted,
                 **({} if (dial := dial_record(self._config)) is None else {"dial": dial}),
                 "compiled": self._blueprint.course.loop.compile,
-                "context": _context_of(run.data.splits),
+                # Of running text: what was seen before the tokens that are scored.
+                "context": None if context is None else asdict(context),
                 "fitted": {} if task is None else dict(task.fitted),
                 **_signatures(task, scores),
                 "training_labels": examples.labels_in(run.data),
@@ -672,9 +671,3 @@ def _signatures(task: Task | None, scores: Mapping[str, Scores]) -> dict[str, An
     measured = {name for of_split in scores.values() for name in of_split.measures}
     used = {name: text for name, text in signatures.items() if name in measured}
     return {"signatures": used} if used else {}
-
-
-def _context_of(splits: Mapping[str, Split]) -> dict[str, Any] | None:
-    """Return what was seen of running text before the tokens that are scored; None: other data."""
-    context = next((split.context for split in splits.values()), None)
-    return None if context is None else asdict(context)

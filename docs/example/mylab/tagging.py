@@ -20,7 +20,7 @@ from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.sources import LabelledFiles
 from transfer_cli.tasks.tagging.readers import TagExample
-from transfer_cli.tasks.tagging.task import EncodedWords, Reading, encode_words, measures, of_words
+from transfer_cli.tasks.tagging.task import EncodedWords, encode_words, measures, of_words
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Tagging(Task):
             TagExample.of_words(sentence.words, [*map(self.labels.index, sentence.tags)] or None)
             for sentence in examples
         ]
-        rows = encode_words(tagged, tokenizer, length, direction, Reading("first", stride=0))
+        rows = encode_words(tagged, tokenizer, length, direction, "first", stride=0)
         rows.examples = examples
         return rows
 

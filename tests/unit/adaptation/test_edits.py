@@ -1,5 +1,6 @@
 """Legend: B batch, T positions, D width."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -116,19 +117,42 @@ def test_an_edited_model_starts_as_the_pretrained_one(edit, direction, residual)
 def test_edits_that_do_not_share_a_place_combine():
     plain = edited(objectives=(CausalLM(),))
     edits = (
-        Adapters(4),
-        ParallelAdapters(4),
-        LoRA(2, targets=TARGETS),
-        IA3(),
-        GatedPrefix(),
-        PALs(),
-        NewRows(),
-        MixLayers(),
-    )
+        Adapters(4), ParallelAdapters(4), LoRA(2, targets=TARGETS), IA3(), GatedPrefix(), PALs(),
+        NewRows(), MixLayers(),
+    )  # fmt: skip
     model = edited(*edits, objectives=(CausalLM(),))
 
     assert all(torch.equal(old, new) for old, new in zip(states(plain), states(model), strict=True))
     assert plain.state_dict().keys() < model.state_dict().keys()
+
+
+TWICE = {
+    "beside_feed_forward of block 0 is taken by another ParallelAdapter; choose one kind": (
+        ParallelAdapters(4), ParallelAdapters(4),
+    ),
+    "after_feed_forward of block 0 is taken by another Adapter": (Adapters(4), Adapters(8)),
+    "block 0: it has LoRA already; give all targets to one": (LoRA(), LoRA(targets=("key",))),
+    "block 0: it has LoRA already": (LoRA(dora=True), LoRA()),
+    "block 0: it has the factors of (IA)3 already": (IA3(), IA3()),
+    "block 0: it has learned keys and values already": (GatedPrefix(), GatedPrefix(2)),
+    "heads read a ScalarMix already": (MixLayers(), MixLayers()),
+    "name all tokens in one place": (NewRows(), NewRows(("sep",))),
+    "has embeddings of 2 segments already": (Segments(), Segments()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", TWICE)
+def test_an_edit_that_is_there_already_is_refused(said):
+    first, second = TWICE[said]
+    model = edited(first)
+
+    with pytest.raises(ValueError, match=re.escape(said)):
+        second(model, SPECIAL)
+
+
+def test_a_model_with_segments_gets_no_others():
+    with pytest.raises(ValueError, match="has embeddings of 2 segments already"):
+        edited(Segments(), segments=2)
 
 
 # Sizes.
@@ -203,15 +227,11 @@ def test_a_parallel_adapter_reads_what_the_feed_forward_layer_reads(residual):
     model = edited(ParallelAdapters(4, scale=3.0), residual=residual)
     block = model.backbone.blocks[1]
     tiny.lively(block)
-    beside, added = (
-        block.sites["beside_feed_forward"],
-        ["feed_forward", "sites.beside_feed_forward"],
-    )
+    beside = block.sites["beside_feed_forward"]
     hidden = torch.randn(2, 5, 16)
 
     read, seen = [], []
-    for name in added:
-        part = block.get_submodule(name)
+    for part in (block.feed_forward, beside):
         part.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
     beside.register_forward_hook(lambda module, inputs, out: seen.append(out))
     update = block.feed_forward_update(hidden, hidden, AttentionInputs())
@@ -221,14 +241,6 @@ def test_a_parallel_adapter_reads_what_the_feed_forward_layer_reads(residual):
     down, up = beside.down, beside.up
     assert_close(seen[0], 3 * up(torch.relu(down(hidden))))
     assert_close(update, block.feed_forward_update(hidden, hidden, AttentionInputs()) + seen[0])
-
-
-def test_adapters_behind_and_beside_a_layer_combine_and_two_beside_it_do_not():
-    edited(Adapters(4), ParallelAdapters(4))
-
-    message = "beside_feed_forward of block 0 is taken by another ParallelAdapter; choose one kind"
-    with pytest.raises(ValueError, match=message):
-        edited(ParallelAdapters(4), ParallelAdapters(4))
 
 
 # LoRA.
@@ -248,35 +260,11 @@ def test_lora_touches_its_targets_only():
     assert updates["query"].scale == 2
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_lora_twice_is_refused(dora):
-    model = edited(LoRA(dora=dora))
-
-    with pytest.raises(ValueError, match="block 0: it has LoRA already; give all targets to one"):
-        LoRA(targets=("key",))(model, SPECIAL)
-
-
 @pytest.mark.parametrize(("scale", "factor"), [("standard", 0.25), ("rank_stabilised", 1.0)])
 def test_the_scale_of_an_update_falls_with_the_rank_or_with_its_root(scale, factor):
     model = edited(LoRA(rank=16, alpha=4.0, scale=scale))
 
     assert model.backbone.blocks[0].attention.packed.lora["query"].scale == factor
-
-
-# (IA)3.
-
-
-def test_ia3_twice_is_refused():
-    with pytest.raises(ValueError, match=r"block 0: it has the factors of \(IA\)3 already"):
-        edited(IA3(), IA3())
-
-
-# GatedPrefix.
-
-
-def test_a_second_prefix_is_refused():
-    with pytest.raises(ValueError, match="block 0: it has learned keys and values already"):
-        edited(GatedPrefix(), GatedPrefix(2))
 
 
 # MixLayers.
@@ -297,13 +285,6 @@ def test_a_fresh_mix_averages_the_layers_and_normalises_those_of_pre(residual):
 @pytest.mark.parametrize("norm", [True, False])
 def test_a_norm_that_was_asked_for_or_not_is_kept(norm):
     assert [edited(MixLayers(norm), residual=r).readout.norm for r in RESIDUALS] == [norm] * 3
-
-
-def test_a_second_mix_is_refused():
-    model = edited(MixLayers())
-
-    with pytest.raises(ValueError, match="heads read a ScalarMix already"):
-        MixLayers()(model, SPECIAL)
 
 
 # FreshTop.
@@ -339,26 +320,17 @@ def test_fresh_blocks_keep_what_other_edits_put_into_them():
 # NewRows.
 
 
-def test_new_rows_are_those_of_the_tokens_named():
-    model = edited(NewRows(("mask", "cls")))
-
-    assert model.backbone.new_rows.tokens == (2, 4)
-    assert model.backbone.new_rows.delta.shape == (2, 16)
-
-
-def test_two_names_of_one_token_are_one_row():
+@pytest.mark.parametrize(
+    ("names", "special", "rows"),
+    [(("mask", "cls"), SPECIAL, (2, 4)), (("cls", "sep"), {"cls": 2, "sep": 2}, (2,))],
+)
+def test_new_rows_are_those_of_the_tokens_named_once_each(names, special, rows):
     model = tiny.model()
 
-    NewRows(("cls", "sep"))(model, {"cls": 2, "sep": 2})
+    NewRows(names)(model, special)
 
-    assert model.backbone.new_rows.tokens == (2,)
-
-
-def test_new_rows_twice_are_refused():
-    model = edited(NewRows())
-
-    with pytest.raises(ValueError, match="name all tokens in one place"):
-        NewRows(("sep",))(model, SPECIAL)
+    assert model.backbone.new_rows.tokens == rows
+    assert model.backbone.new_rows.delta.shape == (len(rows), 16)
 
 
 # Segments.
@@ -379,46 +351,26 @@ def test_a_model_without_segments_learns_to_tell_speakers_apart():
     assert backbone.num_segments == 2
 
 
-def test_a_model_with_segments_gets_no_others():
-    with pytest.raises(ValueError, match="has embeddings of 2 segments already"):
-        edited(Segments(), segments=2)
-    with pytest.raises(ValueError, match="has embeddings of 2 segments already"):
-        edited(Segments(), Segments())
-
-
 # As configs.
 
 
+CONFIGS = {
+    "adapters": Adapters(), "adapters_houlsby": Adapters(size=64, activation="gelu"),
+    "adapters_ffn_only": Adapters(placement="ffn_only"), "parallel_adapters": ParallelAdapters(),
+    "lora": LoRA(), "dora": LoRA(dora=True), "ia3": IA3(), "gated_prefix": GatedPrefix(),
+    "pals": PALs(), "scalar_mix": MixLayers(), "fresh_top": FreshTop(), "new_rows": NewRows(),
+    "segments": Segments(),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("name", "edit"),
-    [
-        ("adapters", Adapters()),
-        ("adapters_houlsby", Adapters(size=64, activation="gelu")),
-        ("adapters_ffn_only", Adapters(placement="ffn_only")),
-        ("parallel_adapters", ParallelAdapters()),
-        ("lora", LoRA()),
-        ("dora", LoRA(dora=True)),
-        ("ia3", IA3()),
-        ("gated_prefix", GatedPrefix()),
-        ("pals", PALs()),
-        ("scalar_mix", MixLayers()),
-        ("fresh_top", FreshTop()),
-        ("new_rows", NewRows()),
-        ("segments", Segments()),
-    ],
+    "name", sorted(path.stem for path in (tiny.CONF / "adaptation" / "edits").glob("*.yaml"))
 )
-def test_a_config_is_the_edit_that_it_names(name, edit):
+def test_a_config_is_the_edit_that_it_names(name):
     text = (tiny.CONF / "adaptation" / "edits" / f"{name}.yaml").read_text()
 
     assert text.startswith(f"# @package adaptation.edits.{name}\n")
-    assert build(yaml.safe_load(text), "edit", Edit) == edit
-
-
-def test_every_edit_of_the_configs_is_tried_here():
-    names = {path.stem for path in (tiny.CONF / "adaptation" / "edits").glob("*.yaml")}
-
-    marks = test_a_config_is_the_edit_that_it_names.pytestmark
-    assert names == {name for name, _ in marks[0].args[1]}
+    assert build(yaml.safe_load(text), "edit", Edit) == CONFIGS[name]
 
 
 # What an edit must account for.
@@ -469,9 +421,6 @@ def test_an_edit_on_an_edited_model_accounts_for_its_own_parameters_alone():
 
     assert model.backbone.new_rows.edit == "second"
     assert model.backbone.blocks[0].sites["after_attention"].edit == "first"
-
-
-# Values that cannot work.
 
 
 # --- penalties -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Plans, the stages of a run, and what patterns select."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -75,12 +76,12 @@ def test_every_plan_keeps_the_contract(plan):
 # --- one stage ---------------------------------------------------------------------------------
 
 
-def test_all_at_once_is_one_stage_of_everything():
-    assert AllAtOnce()(GROUPS) == [Stage(("*",), REMAINDER)]
-
-
-def test_only_is_one_stage_of_what_is_named():
-    assert Only(["head.*", "block.2"])(GROUPS) == [Stage(("head.*", "block.2"), REMAINDER)]
+@pytest.mark.parametrize(
+    ("plan", "train"),
+    [(AllAtOnce(), ("*",)), (Only(["head.*", "block.2"]), ("head.*", "block.2"))],
+)
+def test_everything_or_what_is_named_trains_in_one_stage(plan, train):
+    assert plan(GROUPS) == [Stage(train, REMAINDER)]
 
 
 @pytest.mark.parametrize(
@@ -104,13 +105,16 @@ def test_new_is_what_pretraining_did_not_fill_with_heads_and_added_modules(group
     assert trains(NewWeights(), groups) == [wanted]
 
 
-def test_norms_train_beside_new_weights_where_they_are_asked_to():
-    (patterns,) = trains(NewWeights(norms=True), EDITED_GROUPS)
+@pytest.mark.parametrize(
+    ("plan", "mark"), [(NewWeights(norms=True), r"norm"), (Biases(), r"\.bias$")], ids=repr
+)
+def test_norms_or_biases_train_beside_all_that_is_new(plan, mark):
+    (patterns,) = trains(plan, EDITED_GROUPS)
 
     chosen = select_parameters(patterns, EDITED_GROUPS)
 
-    names = {name for name, _ in EDITED.named_parameters()}
-    assert chosen == {n for n in names if "norm" in n or ".sites." in n or n.startswith("heads.")}
+    names = [name for name, _ in EDITED.named_parameters()]
+    assert chosen == {name for name in names if re.search(rf"{mark}|\.sites\.|^heads\.", name)}
 
 
 def test_a_model_without_biases_is_told_what_else_trains_little():
@@ -120,19 +124,6 @@ def test_a_model_without_biases_is_told_what_else_trains_little():
         ConfigError, match=r"^adaptation.plan: .* this model has none; adaptation=lora"
     ):
         Biases()(layer_groups(model, set()))
-
-
-def test_biases_train_and_so_does_all_that_is_new():
-    (patterns,) = trains(Biases(), EDITED_GROUPS)
-
-    chosen = select_parameters(patterns, EDITED_GROUPS)
-
-    names = {name for name, _ in EDITED.named_parameters()}
-    assert chosen == {
-        n for n in names if n.endswith(".bias") or ".sites." in n or n.startswith("heads.")
-    }
-    assert "backbone.blocks.0.attention.packed.bias" in chosen
-    assert "backbone.blocks.0.attention.packed.weight" not in chosen
 
 
 @pytest.mark.parametrize(
@@ -309,22 +300,24 @@ def spans(*stages, total=20, epoch=8):
     return Adaptation(tiny.Given(*stages), Uniform()).plan_stages(SCRATCH_GROUPS, total, epoch)
 
 
-def test_stages_in_steps_and_epochs_follow_each_other_without_a_gap():
-    stages = spans(
-        (("head.*",), "3 steps"),
-        (("block.2", "head.*"), "1 epoch"),
-        (("*",), "rest"),
-    )
+HEAD_FIRST = (("head.*",), ("block.2", "head.*"), ("*",))
 
-    assert [(span.begin, span.end) for span in stages] == [(0, 3), (3, 11), (11, 20)]
+
+@pytest.mark.parametrize(
+    ("lengths", "steps"),
+    [
+        (["3 steps", "1 epoch", "rest"], [(0, 3), (3, 11), (11, 20)]),
+        (["3 steps", "1 epoch", "2 steps"], [(0, 3), (3, 11), (11, 20)]),  # the last has the rest
+        (["auto", "auto", "auto"], [(0, 6), (6, 12), (12, 20)]),
+        (["20%", "10%", "rest"], [(0, 4), (4, 6), (6, 20)]),
+    ],
+)
+def test_stages_follow_each_other_without_a_gap_to_the_end(lengths, steps):
+    stages = spans(*zip(HEAD_FIRST, lengths, strict=True))
+
+    assert [(span.begin, span.end) for span in stages] == steps
     assert stages[0].trains == HEAD
     assert stages[0].trains < stages[1].trains < stages[2].trains == ALL
-
-
-def test_the_last_stage_takes_what_is_left():
-    stages = spans((("head.*",), "3 steps"), (("*",), "2 steps"))
-
-    assert [(span.begin, span.end) for span in stages] == [(0, 3), (3, 20)]
 
 
 @pytest.mark.parametrize(
@@ -338,14 +331,6 @@ def test_the_last_stage_takes_what_is_left():
 def test_stages_that_are_longer_than_the_run_are_refused(first, said):
     with pytest.raises(ConfigError, match=said):
         spans((("head.*",), first), (("*",), "rest"))
-
-
-def test_stages_of_equal_shares_and_of_percentages():
-    equal = spans((("head.*",), "auto"), (("block.2", "head.*"), "auto"), (("*",), "auto"))
-    shares = spans((("head.*",), "20%"), (("*",), "rest"))
-
-    assert [(span.begin, span.end) for span in equal] == [(0, 6), (6, 12), (12, 20)]
-    assert [(span.begin, span.end) for span in shares] == [(0, 4), (4, 20)]
 
 
 def test_a_head_that_trains_in_any_stage_is_enough():

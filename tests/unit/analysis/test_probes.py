@@ -167,24 +167,23 @@ def test_a_probe_of_one_seed_and_layer_is_the_same_beside_others():
 # --- the online code ---------------------------------------------------------------------------
 
 
-def test_a_uniform_coder_compresses_nothing():
-    given = Probed(torch.zeros(1000, 1), torch.arange(1000) % 6)
-
-    bits = linear.codelength(
-        given, 6, lambda known: lambda states: torch.full((len(states), 6), -math.log(6))
-    )
-
-    assert bits == pytest.approx(2585.0, abs=0.05)
+FIRST_PORTION = 6 * math.log2(6)
 
 
-def test_a_perfect_coder_pays_for_the_first_portion_alone():
+@pytest.mark.parametrize(
+    ("coder", "wanted"),
+    [
+        (lambda states: torch.full((len(states), 6), -math.log(6)), 2585.0),
+        (lambda states: states.log(), FIRST_PORTION),
+    ],
+    ids=["uniform", "perfect"],
+)
+def test_a_uniform_coder_compresses_nothing_and_a_perfect_one_pays_once(coder, wanted):
     label = torch.arange(1000) % 6
-    given = Probed(F.one_hot(label, 6).float(), label)
 
-    bits = linear.codelength(given, 6, lambda known: lambda states: states.log())
+    bits = linear.codelength(Probed(F.one_hot(label, 6).float(), label), 6, lambda known: coder)
 
-    assert linear.portion_ends(1000, 6)[0] == 6
-    assert bits == pytest.approx(6 * math.log2(6))
+    assert bits == pytest.approx(wanted, abs=0.05)
 
 
 def test_a_probe_of_states_that_tell_labels_is_nearly_a_perfect_coder():
@@ -195,7 +194,7 @@ def test_a_probe_of_states_that_tell_labels_is_nearly_a_perfect_coder():
         given, 6, lambda known: fit_probe(known, given, 6, (1e-4,), bias_penalty=1.0).log_probs
     )
 
-    assert 6 * math.log2(6) < bits < 6 * math.log2(6) + 1
+    assert FIRST_PORTION < bits < FIRST_PORTION + 1
 
 
 def test_portions_double_and_the_first_has_a_unit_for_each_label():

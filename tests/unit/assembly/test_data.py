@@ -13,9 +13,10 @@ import torch
 from tests import configs, tiny
 from tests.published import TEXT, config_of, publish, reference, sentence_pieces
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.chosen_tokenizer import default_line_rule
 from transfer_cli.assembly.datasets import DataPlace, StreamSource
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.assembly.init_from import Pretrained, default_line_rule, open_pretrained
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.assembly.losses import RequestedLoss
 from transfer_cli.assembly.model import block_length
 from transfer_cli.assembly.origins import Origins
@@ -24,8 +25,8 @@ from transfer_cli.data import readers
 from transfer_cli.data.corpus import encode_text
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.labelled import Example, LabelledData, TaskData
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.text import TextData, TextFiles
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import device_and_precision
@@ -46,10 +47,6 @@ def place(folder):
 
 def text_in(folder):
     return build(configs.text(folder), "data", TextData)
-
-
-def table_in(folder):
-    return build(configs.table(folder), "data", TaskData)
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +79,14 @@ def test_caches_lie_beside_the_data_unless_they_are_told_elsewhere(tmp_path, mon
 
 
 def test_each_command_takes_its_kind_of_data(tmp_path):
-    text, table = text_in(tmp_path), table_in(tmp_path)
+    text, table = configs.text(tmp_path), configs.table(tmp_path)
 
-    assert datasets.require_kind(text, TextData) is text
-    assert datasets.require_kind(table, TaskData) is table
-    with pytest.raises(
-        ConfigError, match=r"^data: this is text without labels, which only pretrain"
-    ):
-        datasets.require_kind(text, TaskData)
-    with pytest.raises(
-        ConfigError, match=r"^data: this is labelled data, which only finetune takes"
-    ):
-        datasets.require_kind(table, TextData)
+    assert isinstance(datasets.build_source(text, TextData), TextData)
+    assert isinstance(datasets.build_source(table, TaskData), TaskData)
+    with pytest.raises(ConfigError, match=r"^data: .* only pretrain"):
+        datasets.build_source(text, TaskData)
+    with pytest.raises(ConfigError, match=r"^data: .* only finetune"):
+        datasets.build_source(table, TextData)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(None, 24), (1, 1), (24, 24)])
@@ -123,17 +116,14 @@ def test_text_is_cut_into_blocks_and_its_words_are_counted(tmp_path):
     assert tokenizer.size <= 80
 
 
-def test_only_the_splits_that_are_needed_are_encoded(tmp_path, tokenizer):
-    data = text_in(tmp_path)
+def test_the_splits_that_are_needed_are_encoded_with_the_tokenizer_that_there_is(
+    tmp_path, tokenizer
+):
+    data, only = text_in(tmp_path), ("validation",)
 
-    only, _ = datasets.prepare_text(data, place(tmp_path), tiny.shape(), tokenizer, ("validation",))
+    prepared, used = datasets.prepare_text(data, place(tmp_path), tiny.shape(), tokenizer, only)
 
-    assert list(only.splits) == ["validation"]
-
-
-def test_text_is_encoded_with_the_tokenizer_that_there_is(tmp_path, tokenizer):
-    _, used = datasets.prepare_text(text_in(tmp_path), place(tmp_path), tiny.shape(), tokenizer)
-
+    assert list(prepared.splits) == ["validation"]
     assert used is tokenizer
 
 
@@ -186,27 +176,18 @@ def source(node, **options):
     return build({"data": node, **options}, "streams.second", StreamSource)
 
 
-def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, tokenizer):
+def test_a_stream_is_text_or_labelled_data_of_which_fewer_may_be_scored(tmp_path, tokenizer):
     text, table = (
         datasets.prepare_stream(
-            "streams.a", source(node), place(tmp_path), tokenizer, tiny.shape(), Origins()
+            "a", source(node, scored=3), place(tmp_path), tokenizer, tiny.shape(), Origins()
         )
         for node in (configs.text(tmp_path), configs.table(tmp_path))
     )
 
     assert text.labels == ()
     assert table.labels == ("number", "place")
-    assert len(table.splits["train"].data) == 20
-
-
-def test_of_a_stream_fewer_examples_may_be_scored_but_all_are_trained_on(tmp_path, tokenizer):
-    few = source(configs.table(tmp_path), scored=3)
-
-    splits = datasets.prepare_stream(
-        "streams.a", few, place(tmp_path), tokenizer, tiny.shape(), Origins()
-    ).splits
-
-    assert [len(splits[name].order) for name in ("train", "validation", "test")] == [20, 3, 3]
+    scored = [len(table.splits[name].order) for name in ("train", "validation", "test")]
+    assert scored == [20, 3, 3]
 
 
 def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
@@ -242,7 +223,7 @@ def byte_pairs(splitter, begin=None, *, template=True):
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B",
             special_tokens=[(begin, backend.token_to_id(begin))],
         )  # fmt: skip
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 GPT2 = byte_pairs(LEVELS(add_prefix_space=False))
@@ -273,17 +254,6 @@ def tokens_of(tmp_path, text, rule, tokenizer=GPT2, name="a.txt", split="test", 
     return list(encoded.tokens[:]), starts, encoded
 
 
-@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
-@pytest.mark.parametrize("kind", OTHERS)
-def test_a_file_is_its_text_between_two_ends(tmp_path, kind, end):
-    tokenizer = OTHERS[kind]
-    text = CODE.removesuffix("\n") + end
-
-    tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
-
-    assert tokens == [tokenizer.document_start, *tokenizer.encode(text), tokenizer.sep]
-
-
 def test_the_same_tokens_with_and_without_a_template_are_two_entries(tmp_path):
     bare = byte_pairs(LEVELS(add_prefix_space=False), "<bos>", template=False)
     for tokenizer in (OTHERS["gpt2 with a beginning"], bare):
@@ -303,14 +273,17 @@ def test_sentence_pieces_keep_lines_and_begin_with_their_own_token(tmp_path):
     assert theirs[0] == tokenizer.document_start == tokenizer.cls
 
 
+LONG_TEXT = (Path(__file__).read_text() + CODE + "".join(TEXT) + " \t\n" * 9) * 9
+
+
+@pytest.mark.parametrize("text", [CODE.strip(), CODE, f"{CODE}\n", LONG_TEXT], ids=len)
 @pytest.mark.parametrize("kind", OTHERS)
-def test_a_text_that_is_encoded_in_pieces_has_the_tokens_of_the_whole(tmp_path, kind):
+def test_a_file_also_one_encoded_in_pieces_is_its_text_between_two_ends(tmp_path, kind, text):
     tokenizer = OTHERS[kind]
-    text = (Path(__file__).read_text() + CODE + "".join(TEXT) + " \t\n" * 9) * 9
 
     tokens, _, _ = tokens_of(tmp_path, text, "keep", tokenizer)
 
-    assert len(text) > 70_000
+    assert len(LONG_TEXT) > 70_000
     assert tokens == [tokenizer.document_start, *tokenizer.encode(text), tokenizer.sep]
 
 

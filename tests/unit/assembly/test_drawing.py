@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import configs
+from tests.configs import ADAPTERS, FRESH_TOP, LORA, ONLY_LORA, THAW
 from transfer_cli.adaptation import edits
 from transfer_cli.assembly.advice import advice
 from transfer_cli.assembly.drawing import draw_blueprint, sizes_of
@@ -25,22 +26,21 @@ def sizes(counts, *, seed=0, power=0.5, target_only=None, **loop):
 # --- how long ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(1, 1), (7, 1), (8, 1), (9, 2), (17, 3)])
-def test_an_epoch_takes_the_last_short_batch_too(examples, steps):
-    assert sizes({"main": examples}).steps_per_epoch == steps
-
-
 @pytest.mark.parametrize(
-    ("epochs", "steps"), [(1, 3), (2, 6), (0.5, 2), (1 / 3, 1), (0.01, 1), (1.1, 4)]
-)
-def test_a_run_of_epochs_has_their_steps_and_a_part_of_a_step_is_one(epochs, steps):
-    assert sizes({"main": 20}, epochs=epochs).total_steps == steps
+    ("examples", "loop", "epoch", "total"),
+    [
+        (1, {}, 1, 1), (7, {}, 1, 1), (8, {}, 1, 1), (9, {}, 2, 2), (17, {}, 3, 3),
+        (20, {"epochs": 2}, 3, 6), (20, {"epochs": 0.5}, 3, 2), (20, {"epochs": 1 / 3}, 3, 1),
+        (20, {"epochs": 0.01}, 3, 1), (20, {"epochs": 1.1}, 3, 4),
+        (20, {"epochs": 9, "steps": 5}, 3, 5),
+    ],
+)  # fmt: skip
+def test_a_run_is_as_long_as_its_steps_or_epochs_in_which_a_part_of_a_step_is_one(
+    examples, loop, epoch, total
+):
+    run_sizes = sizes({"main": examples}, **loop)
 
-
-def test_a_number_of_steps_wins_over_epochs():
-    run_sizes = sizes({"main": 20}, epochs=9, steps=5)
-
-    assert (run_sizes.total_steps, run_sizes.steps_per_epoch) == (5, 3)
+    assert (run_sizes.steps_per_epoch, run_sizes.total_steps) == (epoch, total)
     assert run_sizes.mixture is None
 
 
@@ -127,10 +127,7 @@ def test_a_classifier_of_the_same_labels_is_inherited_and_pools_as_before(laid_o
     layout = laid_out(classifier, objective__pooling="auto")
 
     assert "heads.class.linear.weight" in layout.network.inherited
-    assert (
-        layout.network.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"]
-        == "max"
-    )
+    assert pooling_of(layout) == "max"
 
 
 def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out, classifier):
@@ -140,26 +137,21 @@ def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out
     assert not any(name.startswith("heads.") for name in layout.network.inherited)
     assert not torch.equal(head, start_tensors(classifier)["heads.class.linear.weight"])
     assert "heads.class.linear.weight" in layout.network.report.dropped
-    assert (
-        layout.network.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"]
-        != "max"
-    )
+    assert pooling_of(layout) != "max"
+
+
+def pooling_of(layout):
+    objective = layout.network.losses[0].objective
+    return objective.finalize_options(layout.model, frozenset())["pooling"]
 
 
 # --- edits and stages --------------------------------------------------------------------------
-
-LORA = {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}
-ADAPTERS = {"_target_": f"{configs.EDITS}.Adapters", "size": 2}
-FRESH_TOP = {"_target_": f"{configs.EDITS}.FreshTop", "blocks": 1}
-NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
 
 
 @pytest.fixture(scope="module")
 def with_lora(tmp_path_factory, pretrained):
     folder = tmp_path_factory.mktemp("lora")
-    config = configs.following(
-        pretrained, folder, adaptation__edits={"lora": LORA}, adaptation__plan=NEW_WEIGHTS
-    )
+    config = configs.following(pretrained, folder, **ONLY_LORA)
     return configs.run(config, "finetune", folder / "run").path
 
 
@@ -235,12 +227,8 @@ def test_stages_are_in_steps_of_this_run(laid_out, pretrained):
     layout = laid_out(pretrained, adaptation__plan=thaw, loop__steps=11)
 
     # 20 examples in batches of 8: three steps an epoch; head, then two blocks, then embeddings.
-    assert [(span.begin, span.end) for span in layout.course.stage_plans] == [
-        (0, 3),
-        (3, 6),
-        (6, 9),
-        (9, 11),
-    ]
+    spans = [(span.begin, span.end) for span in layout.course.stage_plans]
+    assert spans == [(0, 3), (3, 6), (6, 9), (9, 11)]
     assert all(name.startswith("heads.") for name in layout.course.stage_plans[0].trains)
     everything = {name for name, _ in layout.model.named_parameters()}
     assert layout.course.stage_plans[-1].trains == everything
@@ -263,42 +251,39 @@ def test_without_weights_a_run_is_laid_out_the_same(laid_out, pretrained, classi
 # --- warm-up -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("warmup", "what"), [(10, None), (11, "the run, which has 11")])
-def test_a_warm_up_as_long_as_the_run_is_a_problem(laid_out, pretrained, warmup, what):
+EACH = {
+    "adaptation__plan": {**THAW, "new": "3 steps", "upper": "4 steps"},
+    "adaptation__schedule_per": "stage",
+}
+
+
+@pytest.mark.parametrize(
+    ("warmup", "changes", "what"),
+    [(10, {}, None), (11, {}, "the run, which has 11"),
+     (2, EACH, None), (3, EACH, "stage 1, which has 3")],
+)  # fmt: skip
+def test_a_warm_up_as_long_as_what_it_warms_up_is_a_problem(
+    laid_out, pretrained, warmup, changes, what
+):
     schedule = {"_target_": "transfer_cli.optim.schedules.Constant", "warmup": warmup}
 
-    assert_problem(laid_out, pretrained, what, schedule=schedule)
+    problems = advice(laid_out(pretrained, schedule=schedule, loop__steps=11, **changes))
+
+    assert bool(problems) == bool(what)
+    assert all(text.startswith("schedule.warmup: ") and what in text for text in problems[:1])
 
 
-@pytest.mark.parametrize(("warmup", "what"), [(2, None), (3, "stage 1, which has 3")])
-def test_a_schedule_of_each_stage_has_to_be_shorter_than_each(laid_out, pretrained, warmup, what):
-    schedule = {"_target_": "transfer_cli.optim.schedules.Constant", "warmup": warmup}
-    thaw = {
-        "_target_": f"{configs.PLANS}.SequentialUnfreezing",
-        "new": "3 steps",
-        "upper": "4 steps",
-    }
+@pytest.mark.parametrize(
+    ("changes", "key", "cure"),
+    [
+        ({"objective": configs.CLM}, "objective: ", "objective=classification"),
+        ({"mixing__power": 0.2}, "mixing.power: ", "streams.NAME"),
+        ({"forgetting__blocks": 3}, "forgetting.blocks: ", "forgetting.data=source"),
+    ],
+    ids=lambda value: str(value).strip(": "),
+)
+def test_what_nothing_in_the_run_reads_is_a_problem(laid_out, pretrained, changes, key, cure):
+    (problem,) = advice(laid_out(pretrained, **changes))
 
-    assert_problem(
-        laid_out, pretrained, what,
-        schedule=schedule, adaptation__plan=thaw, adaptation__schedule_per="stage",
-    )  # fmt: skip
-
-
-def test_labels_that_no_loss_reads_are_a_problem(laid_out, pretrained):
-    node = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
-
-    (problem,) = advice(laid_out(pretrained, objective=node))
-
-    assert problem.startswith("objective: no loss reads the labels of data")
-    assert problem.endswith("take objective=classification")
-
-
-def assert_problem(laid_out, run, what, **changes):
-    changes["loop__steps"] = 11
-    problems = advice(laid_out(run, **changes))
-    if what is None:
-        assert problems == []
-    else:
-        assert problems[0].startswith("schedule.warmup: ")
-        assert what in problems[0]
+    assert problem.startswith(key)
+    assert cure in problem

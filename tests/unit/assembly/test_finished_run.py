@@ -5,27 +5,20 @@ import shutil
 import pytest
 
 from tests import configs, tiny
+from transfer_cli.assembly.chosen_tokenizer import choose_tokenizer
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.assembly.init_from import choose_tokenizer, open_pretrained, open_start
+from transfer_cli.assembly.init_from import open_pretrained, open_start
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import read_weights
-
-LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
-NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
 
 
 @pytest.fixture
 def apart(tmp_path, pretrained):
     """Return a base and a run that stores what it trained alone, in one folder."""
     shutil.copytree(pretrained, tmp_path / "base")
-    config = configs.following(tmp_path / "base", tmp_path, adaptation__edits=LORA,
-                               adaptation__plan=NEW_WEIGHTS, adaptation__store="trained",
-                               loop__steps=1)  # fmt: skip
+    config = configs.following(tmp_path / "base", tmp_path, **configs.ONLY_LORA,
+                               adaptation__store="trained", loop__steps=1)  # fmt: skip
     return tmp_path / "base", configs.run(config, "finetune", tmp_path / "run").path
-
-
-def test_a_config_without_a_start_has_none(tmp_path):
-    assert open_start(None, None, ()) is None
 
 
 def test_a_start_brings_its_choose_tokenizer(tmp_path, pretrained):

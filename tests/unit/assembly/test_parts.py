@@ -10,20 +10,18 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests import configs, tiny
+from tests.configs import ADAPTERS, FRESH_TOP, LORA
 from transfer_cli import tasks
-from transfer_cli.adaptation.adaptation import Adaptation
-from transfer_cli.adaptation.edits import LoRA
-from transfer_cli.adaptation.penalties import EWC, L2SP
-from transfer_cli.adaptation.plans import AllAtOnce
+from transfer_cli.adaptation import edits
 from transfer_cli.assembly.losses import (
     bind_losses,
     build_objectives,
     objective_options,
     with_direction,
 )
-from transfer_cli.assembly.model import apply_edits, build_model, edit_nodes, special_tokens
+from transfer_cli.assembly.model import apply_edits, build_model, edit_nodes
 from transfer_cli.assembly.optimizer import parameter_groups
-from transfer_cli.config.check_training import base_lr
+from transfer_cli.config.decided import base_lr
 from transfer_cli.config.describe import options
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups
@@ -35,9 +33,6 @@ from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 
 SIZE = tiny.VOCABULARY.size
-ADAPTERS = {"_target_": f"{configs.EDITS}.Adapters", "size": 2}
-LORA = {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}
-FRESH_TOP = {"_target_": f"{configs.EDITS}.FreshTop", "blocks": 1}
 MIX = {"_target_": f"{configs.EDITS}.MixLayers"}
 
 
@@ -102,26 +97,15 @@ def test_edits_are_asked_for_in_their_order_and_null_takes_one_away(edits, names
     assert list(edit_nodes(config.adaptation)) == names
 
 
-def test_edits_know_the_special_tokens_by_name():
-    vocabulary = tiny.VOCABULARY
-
-    assert special_tokens(vocabulary) == {
-        "cls": vocabulary.cls, "sep": vocabulary.sep, "mask": vocabulary.mask,
-        "unk": vocabulary.unk, "pad": vocabulary.pad,
-    }  # fmt: skip
-
-
 # --- losses ------------------------------------------------------------------------------------
 
-TEXT = {"data": {"_target_": "transfer_cli.data.known_texts.SampleText"}}
 FALLING = {
     "_target_": "transfer_cli.optim.loss_weight.Annealed", "start": 1.0, "end": 0.25, "over": "rest"
 }  # fmt: skip
 
 
 def asked(main=configs.CLASSIFICATION, *, streams=(), **losses):
-    nodes = {"objective": main, "losses": losses, "streams": dict.fromkeys(streams, TEXT)}
-    return build_objectives(OmegaConf.create(nodes))
+    return build_objectives(OmegaConf.create(main), OmegaConf.create(losses), streams)
 
 
 def of_tasks(base):
@@ -163,12 +147,9 @@ def test_the_main_loss_comes_first_and_all_read_the_main_stream_unless_told():
 
 @pytest.mark.parametrize("weight", [0, 0.25, 3])
 def test_a_loss_counts_as_much_as_it_is_told(weight):
-    assert asked(words={**configs.CLM, "weight": weight})["words"].weight == weight
+    node = OmegaConf.create({**configs.CLM, "weight": weight, "stream": "main"})
 
-
-def test_weight_and_stream_are_no_options_of_the_objective():
-    node = OmegaConf.create({**configs.CLM, "weight": 2, "stream": "main"})
-
+    assert asked(words=node)["words"].weight == weight
     assert objective_options(node, "objective") == configs.CLM
 
 
@@ -230,24 +211,9 @@ def test_the_objectives_settle_which_way_a_model_looks(told, main, further, dire
 # --- the optimizer -----------------------------------------------------------------------------
 
 
-def made(layer_scale=None, penalty=None):
-    """Return the model and its optimizer."""
-    model = tiny.model(Classification())
-    chosen = Adaptation(AllAtOnce(), layer_scale or Uniform(), penalty=penalty)
-    groups = parameter_groups(
-        model, layer_groups(model, frozenset()), chosen.layer_scale,
-        weight_decay=chosen.uses_weight_decay,
-    )  # fmt: skip
-    return model, torch.optim.AdamW(groups, lr=0.5, weight_decay=0.25)
-
-
-@pytest.mark.parametrize("rate", [1e-9, 1, 2.5])
-def test_a_rate_is_a_number_above_0(rate):
-    assert base_lr(rate, 128) == base_lr(rate, 768) == rate
-
-
 @pytest.mark.parametrize(("width", "rate"), [(384, 1e-4), (128, 3e-4), (768, 5e-5)])
-def test_a_rate_for_a_width_falls_with_the_width(width, rate):
+def test_a_rate_is_a_number_or_falls_with_the_width(width, rate):
+    assert base_lr(rate, width) == rate
     assert base_lr("1e-4*384/width", width) == pytest.approx(rate, rel=1e-12)
     assert base_lr("0.0001 * 384 / width", width) == pytest.approx(rate, rel=1e-12)
 
@@ -264,38 +230,22 @@ def test_any_other_rate_is_refused(rate):
         base_lr(rate, 128)
 
 
-def test_every_parameter_is_in_one_group_of_the_optimizer():
-    model, optimizer = made()
+def test_every_parameter_is_in_one_group_and_vectors_do_not_decay():
+    model = tiny.model(Classification())
 
-    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    groups = parameter_groups(model, layer_groups(model, frozenset()), Uniform())
+
+    grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(("penalty", "decay"), [(None, 0.25), (EWC(), 0.25), (L2SP(), 0.0)])
-def test_a_penalty_in_place_of_weight_decay_switches_it_off(penalty, decay):
-    model, optimizer = made(penalty=penalty)
-
-    matrix = model.backbone.blocks[0].feed_forward.inner.weight
-    (weight_decay,) = [
-        group["weight_decay"]
-        for group in optimizer.param_groups
-        if any(parameter is matrix for parameter in group["params"])
-    ]
-    assert weight_decay == decay
-
-
-def test_matrices_decay_and_vectors_do_not():
-    _, optimizer = made()
-
-    for group in optimizer.param_groups:
+    for group in groups:
         matrices = {parameter.ndim >= 2 for parameter in group["params"]}
-        assert matrices == {group["weight_decay"] > 0}
+        assert matrices == {"weight_decay" not in group}
 
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_the_second_matrix_of_lora_has_a_rate_of_its_own(dora):
     model = tiny.model()
-    LoRA(lr_ratio=16.0, dora=dora)(model, {})
+    edits.LoRA(lr_ratio=16.0, dora=dora)(model, {})
 
     groups = parameter_groups(model, layer_groups(model, set()), Geometric(2.0))
 
@@ -306,12 +256,3 @@ def test_the_second_matrix_of_lora_has_a_rate_of_its_own(dora):
     assert all(scale == (16 if name.endswith(".up") else 1) for name, scale in added.items())
     # What is recorded of a layer group is its own rate.
     assert {group["layer"]: group["scale"] for group in groups}["added.0"] == 1
-
-
-def test_groups_know_how_high_they_stand():
-    _, optimizer = made(Geometric(2.0))
-
-    scales = {group["layer"]: group["scale"] for group in optimizer.param_groups}
-    assert scales == {
-        "embeddings": 2**-4, "block.0": 2**-3, "block.1": 2**-2, "block.2": 2**-1, "head.class": 1,
-    }  # fmt: skip

@@ -11,9 +11,7 @@ from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import (
-    ForgettingText,
     PretrainingSource,
-    build_forgetting,
     pretraining_fisher,
 )
 from transfer_cli.assembly.run import build_run
@@ -128,10 +126,6 @@ def test_what_is_forgotten_is_measured_before_training_and_when_asked(adapted, p
     assert run.forgetting.before == before
 
 
-def test_where_nobody_asks_nothing_is_measured(source, pretrained):
-    assert build_forgetting(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
-
-
 # --- Fisher information ------------------------------------------------------------------------
 
 
@@ -185,9 +179,8 @@ def test_for_anything_else_it_is_estimated_anew(fisher, tmp_path, other):
 def test_a_damaged_estimate_is_made_anew(fisher, tmp_path):
     first, _ = fisher()
     (kept,) = (tmp_path / "cache" / "fisher").glob("*/fisher.safetensors")
-    content = bytearray(kept.read_bytes())
-    content[-1] ^= 1
-    kept.write_bytes(content)
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
     again, known = fisher()
 

@@ -5,8 +5,10 @@ import logging
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from tests import configs, tiny
+from tests.configs import ONLY_LORA, THAW
 from transfer_cli.adaptation.penalties import L2SP
 from transfer_cli.assembly import memory_estimate
 from transfer_cli.assembly.memory_estimate import memory_parts
@@ -14,10 +16,8 @@ from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_ru
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config import compose
 from transfer_cli.config.check import check_config
-from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
-from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError
@@ -25,8 +25,6 @@ from transfer_cli.model.weights import backbone_hash, read_weights
 from transfer_cli.runs.directory import RunDirectory
 
 HEADS = {"_target_": f"{configs.PLANS}.Only", "train": ["head.*"]}
-NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
-LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
 
 
 @pytest.fixture
@@ -91,9 +89,8 @@ def test_the_memory_of_l_bfgs_is_that_of_its_earlier_gradients(put):
 def test_steps_and_stages_are_those_of_the_data(put):
     run = put(loop__steps=None, loop__epochs=2)
 
-    assert (
-        run.blueprint.course.sizes.total_steps == 6
-    )  # 20 examples in batches of 8, the last one short
+    # 20 examples in batches of 8, the last one short.
+    assert run.blueprint.course.sizes.total_steps == 6
     assert run.blueprint.course.sizes.steps_per_epoch == 3
     seen = [run.streams["main"].sampler.indices(step) for step in range(3)]
     assert sorted(torch.cat([torch.from_numpy(rows) for rows in seen]).tolist()) == list(range(20))
@@ -153,11 +150,7 @@ def test_the_rate_of_each_group_is_base_times_scale_times_schedule(put):
 
 
 def test_a_schedule_may_begin_anew_with_each_stage(put):
-    thaw = {
-        "_target_": f"{configs.PLANS}.SequentialUnfreezing",
-        "new": "2 steps",
-        "upper": "2 steps",
-    }
+    thaw = {**THAW, "new": "2 steps", "upper": "2 steps"}
     linear = {"_target_": "transfer_cli.optim.schedules.Linear", "warmup": 0}
     rates = {}
     for per in ("run", "stage"):
@@ -225,10 +218,10 @@ def test_the_optimizer_of_a_run_knows_whether_its_penalty_replaces_weight_decay(
 
 
 def test_trained_weights_alone_refer_to_the_backbone_they_were_trained_on(put, pretrained):
-    run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store="trained")
+    run = put(**ONLY_LORA, adaptation__store="trained")
 
     assert run.base_hash == backbone_hash(read_weights(pretrained / "model"))
-    assert run.omitted_weights == {n for n, _ in run.model.named_parameters()
+    assert run.blueprint.omitted_weights == {n for n, _ in run.model.named_parameters()
                                if n.startswith("backbone.") and ".lora." not in n}  # fmt: skip
 
 
@@ -237,14 +230,14 @@ def test_what_trains_in_any_stage_is_stored(put):
 
     run = put(adaptation__plan=thaw, adaptation__store="trained", loop__steps=9)
 
-    assert run.omitted_weights == frozenset()
+    assert run.blueprint.omitted_weights == frozenset()
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_otherwise_everything_is_stored(put, store):
-    run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store=store)
+    run = put(**ONLY_LORA, adaptation__store=store)
 
-    assert (run.base_hash, run.omitted_weights) == (None, frozenset())
+    assert (run.base_hash, run.blueprint.omitted_weights) == (None, frozenset())
 
 
 def test_what_the_objective_decided_is_pinned(put):
@@ -275,7 +268,7 @@ def test_states_of_a_frozen_backbone_are_computed_once(put):
      {"adaptation__plan": {"_target_": f"{configs.PLANS}.Only", "train": ["head.*", "block.1"]}},
      {"adaptation__plan": {"_target_": f"{configs.PLANS}.ChainThaw", "every": "1 steps"},
       "loop__steps": 9},
-     {"adaptation__edits": LORA, "adaptation__plan": NEW_WEIGHTS},
+     ONLY_LORA,
      {"init": "scratch"}],
     ids=["all train", "switched off", "a block trains", "later stages train", "lora", "scratch"],
 )  # fmt: skip
@@ -324,9 +317,6 @@ def test_streams_have_their_own_batch_and_order(put, tmp_path):
     assert not are_cached(run)
 
 
-# --- refused -----------------------------------------------------------------------------------
-
-
 # --- the config of a run that goes on ------------------------------------------------------------
 
 
@@ -362,82 +352,55 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
     run = begun(tmp_path / "run", word, "init_from=RUN")
     config, command = composed(run.path, word, "init_from=RUN")
 
-    resumed = config_to_resume(
-        config,
-        find_run(config.resume, config.run.dir),
-        command,
-        CommandLine.current().overrides,
-    )
+    resumed = config_to_resume(config, find_run(config.resume, config.run.dir), command, ())
 
     assert as_yaml(resumed) == run.config.read_text()
 
 
-def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_path):
-    word = "experiment=tutorial/pretrain_clm"
-    run = begun(tmp_path / "run", word)
-    later = ("  norm:", "  feedforward_kind:", "  attention:")
-    lines = run.config.read_text().splitlines(keepends=True)
-    older = [line for line in lines if not line.startswith(later)]
-    assert len(older) == len(lines) - 3
-    run.config.write_text("".join(older[:-1]))  # nor had it a hash
-    config, command = composed(run.path, word)
-
-    resumed = config_to_resume(
-        config,
-        find_run(config.resume, config.run.dir),
-        command,
-        CommandLine.current().overrides,
-    )
-
-    assert resumed.model == config.model
-    assert read_plain(run.config)["model"]["norm"] == "layer"
-
-
 TABLE = ("data=table", "data.train=FILE", "init_from=RUN")
+FRESH = ("init=scratch", "model=tiny", "tokenizer=wordpiece")
 
 
-def begun_before_tables_were_looked_at(folder, *words):
-    run = begun(folder, *TABLE, "data.text=text", "data.label=label", "data.header=true", *words)
-    lines = run.config.read_text().splitlines(keepends=True)
-    later = ("  delimiter:", "  encoding:", "  errors:")
-    run.config.write_text("".join(line for line in lines[:-1] if not line.startswith(later)))
-    return run
+@pytest.mark.parametrize(
+    ("words", "then", "later", "kept"),
+    [
+        (["experiment=tutorial/pretrain_clm"], [],
+         ["  norm:", "  feedforward_kind:", "  attention:"], {"model.norm": "layer"}),
+        (TABLE, ["data.text=text", "data.label=label", "data.header=true"],
+         ["  delimiter:", "  encoding:", "  errors:"],
+         {"data.text": "text", "data.header": True, "data.errors": None}),
+        (FRESH, ["tokenizer.size=28996"], [], {"tokenizer.size": 28996}),
+        (TABLE, ["loop.monitor=loss"], [], {"loop.monitor": "loss"}),
+    ],
+    ids=["options of a model", "tables were not looked at", "a default", "another default"],
+)  # fmt: skip
+def test_a_run_of_an_earlier_version_is_the_same_run_and_keeps_what_it_had(
+    tmp_path, words, then, later, kept
+):
+    run = begun(tmp_path / "run", *words, *then)
+    assert without_lines(run.config, later) == len(later)
+    config, command = composed(run.path, *words)
+
+    resumed = config_to_resume(config, run, command, words)
+
+    assert {key: OmegaConf.select(resumed, key) for key in kept} == kept
 
 
-def test_a_run_that_was_begun_before_tables_were_looked_at_is_the_same_run(tmp_path):
-    run = begun_before_tables_were_looked_at(tmp_path / "run")
-    config, command = composed(run.path, *TABLE)
-
-    resumed = config_to_resume(config, run, command, TABLE)
-
-    data = resumed.data
-    assert (data.text, data.header, "errors" in data) == ("text", True, False)
-
-
-def test_a_run_keeps_the_size_of_its_vocabulary_where_none_is_typed(tmp_path):
-    fresh = ("init=scratch", "model=tiny", "tokenizer=wordpiece")
-    run = begun(tmp_path / "run", *fresh, "tokenizer.size=28996")  # the default of earlier versions
-    config, command = composed(run.path, *fresh)
-
-    resumed = config_to_resume(config, run, command, fresh)
-
-    assert (config.tokenizer.size, resumed.tokenizer.size) == ("auto", 28996)
+def without_lines(file, beginnings):
+    """Leave out lines of a config, and its hash, as if they had not been known; return how many."""
+    *lines, _ = file.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith(tuple(beginnings))]
+    file.write_text("".join(older))
+    return len(lines) - len(older)
 
 
 def test_an_option_that_is_newer_than_a_run_cannot_be_added_to_it(tmp_path):
-    run = begun_before_tables_were_looked_at(tmp_path / "run")
+    run = begun(tmp_path / "run", *TABLE)
+    without_lines(run.config, ["  errors:"])
     config, command = composed(run.path, *TABLE, "data.errors=skip")
 
     with pytest.raises(ConfigError, match=r"^resume: data\.errors=skip contradicts"):
         config_to_resume(config, run, command, (*TABLE, "data.errors=skip"))
-
-
-def test_a_run_whose_weights_were_kept_by_the_default_of_an_earlier_version_goes_on_so(tmp_path):
-    run = begun(tmp_path / "run", *TABLE, "loop.monitor=loss")
-    config, command = composed(run.path, *TABLE)
-
-    assert config.loop.monitor == "auto"
-    assert config_to_resume(config, run, command, TABLE).loop.monitor == "loss"
 
 
 def test_where_no_run_was_begun_auto_finds_none(tmp_path):

@@ -75,25 +75,21 @@ def test_a_row_that_cannot_be_read_is_told_of_and_the_rest_is_read(
         assert error.startswith(f"a, {beginning}")
 
 
-def test_lines_are_counted_on_after_rows_of_several_lines():
-    numbered, errors = read(b'text,n\n"a\nb",1\nbad\n"c\n\nd",2\nworse\ne,3\n')
+@pytest.mark.parametrize(
+    ("content", "numbered", "bad"),
+    [
+        (b'text,n\n"a\nb",1\nbad\n"c\n\nd",2\nworse\ne,3\n',
+         [(2, "a\nb"), (5, "c\n\nd"), (9, "e")], [4, 8]),
+        (b'text,n\n"a,1\nb,2\nc,3\n"d, e",4\n', [(3, "b"), (4, "c"), (5, "d, e")], [2]),
+        (b'text,n\n"a\n\xff\nb",1\nc,2\n', [(5, "c")], [3]),
+    ],
+    ids=["rows of several lines", "a missing quote", "a bad byte"],
+)  # fmt: skip
+def test_a_bad_row_costs_itself_alone_and_lines_are_counted_on(content, numbered, bad):
+    rows, errors = read(content)
 
-    assert numbered == [(2, "a\nb"), (5, "c\n\nd"), (9, "e")]
-    assert [error.partition(":")[0] for error in errors] == ["a, line 4", "a, line 8"]
-
-
-def test_a_missing_quote_costs_one_row_and_not_all_that_follow():
-    numbered, errors = read(b'text,n\n"a,1\nb,2\nc,3\n"d, e",4\n')
-
-    assert numbered == [(3, "b"), (4, "c"), (5, "d, e")]
-    assert [error.partition(":")[0] for error in errors] == ["a, line 2"]
-
-
-def test_a_bad_byte_in_a_row_of_several_lines_costs_that_row_alone():
-    numbered, errors = read(b'text,n\n"a\n\xff\nb",1\nc,2\n')
-
-    assert numbered == [(5, "c")]
-    assert [error.partition(":")[0] for error in errors] == ["a, line 3"]
+    assert rows == numbered
+    assert [error.partition(":")[0] for error in errors] == [f"a, line {line}" for line in bad]
 
 
 def test_what_is_read_again_has_a_limit(monkeypatch):
@@ -178,21 +174,19 @@ def test_bad_rows_are_one_line_by_reason(caplog):
 # -------------------------------------------------------------------------------------- windows
 
 
-def test_windows_hold_all_rows_in_order():
-    given_rows = rows(*"abcdefg")
-
-    portions = list(windows(iter(given_rows), 3, lambda: True))
-
-    assert [len(window) for window in portions] == [3, 3, 1]
-    assert [row for window in portions for row in window] == given_rows
-
-
-def test_a_window_is_full_after_so_many_characters(monkeypatch):
+@pytest.mark.parametrize(
+    ("texts", "most", "lines"),
+    [("abcdefg", 3, [[1, 2, 3], [4, 5, 6], [7]]),
+     (["a" * 9, "b", "c" * 30, "d"], 100, [[1, 2], [3], [4]])],
+)  # fmt: skip
+def test_windows_hold_all_rows_in_order_up_to_so_many_or_so_many_characters(
+    monkeypatch, texts, most, lines
+):
     monkeypatch.setattr(predict_input, "WINDOW_CHARACTERS", 10)
 
-    portions = list(windows(iter(rows("a" * 9, "b", "c" * 30, "d")), 100, lambda: True))
+    portions = list(windows(iter(rows(*texts)), most, lambda: True))
 
-    assert [[row.line for row in window] for window in portions] == [[1, 2], [3], [4]]
+    assert [[row.line for row in window] for window in portions] == lines
 
 
 def test_no_row_is_taken_before_the_window_before_it_is_done():
@@ -284,16 +278,14 @@ def test_csv_gives_back_any_text(text, pair, kept):
     fields = written("csv", Row(1, Example(text, pair=pair), {"n": kept}, 0), columns)
 
     # The reader takes \r\n inside a value for the end of a line, which it writes as \n.
-    assert {name: value.replace("\r\n", "\n") for name, value in fields.items()} == {
-        "text": text.replace("\r\n", "\n"),
-        "pair": pair.replace("\r\n", "\n"),
-        "label": "yes",
-        "probability": "0.75",
-        "probability/no": "0.25",
-        "probability/yes": "0.75",
-        "warning": "",
-        "n": kept.replace("\r\n", "\n"),
-    }
+    both = {
+        "text": text, "pair": pair, "label": "yes", "probability": "0.75",
+        "probability/no": "0.25", "probability/yes": "0.75", "warning": "", "n": kept,
+    }  # fmt: skip
+    found, wanted = (
+        {name: value.replace("\r\n", "\n") for name, value in of.items()} for of in (fields, both)
+    )
+    assert found == wanted
 
 
 def test_json_lines_hold_what_is_kept_as_it_was():

@@ -20,11 +20,12 @@ from transfer_cli.data.corpus import EncodedText, JoinedTokens, TextBlocks, enco
 from transfer_cli.data.documents import TextSplit, expand_paths
 from transfer_cli.data.encode import TextEncoder
 from transfer_cli.data.known_files import KnownFiles
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.shards import Shard, StoredTokens, cached_tokenizer
 from transfer_cli.data.text import TextFiles
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError, RunError
+from transfer_cli.runs.cache import locked
 
 TEXT = [" = Lomta = ", "", " The mayor of <unk> ,  a  harbour , is old . ", "Café\tprices rose"]
 WORDPIECE = WordPiece(200).make(lambda: iter(TEXT))
@@ -104,20 +105,14 @@ def test_a_second_start_reads_no_text(tmp_path):
     assert (first.readings, second.readings) == (1, 0)
 
 
-def test_another_text_or_tokenizer_is_another_entry(tmp_path):
-    for split in (Text().split, Text(fingerprint="cd").split):
-        encode_text(split, WORDPIECE, tmp_path)
+def test_another_text_or_tokenizer_is_another_entry_which_says_what_it_holds(tmp_path):
+    for split in (Text(fingerprint="cd").split, Text().split):
+        encoded = encode_text(split, WORDPIECE, tmp_path)
     encode_text(Text().split, BYTES, tmp_path)
 
     assert len(entries(tmp_path)) == 3
-
-
-def test_an_entry_says_what_it_holds(tmp_path):
-    encoded = encode_text(Text().split, WORDPIECE, tmp_path)
-
     meta = json.loads((encoded.path / "meta.json").read_text())
-    assert meta["key"]["text"] == "ab"
-    assert meta["key"]["tokenizer"] == WORDPIECE.hash
+    assert (meta["key"]["text"], meta["key"]["tokenizer"]) == ("ab", WORDPIECE.hash)
     assert meta["counts"]["num_tokens"] == len(encoded.tokens)
 
 
@@ -161,20 +156,19 @@ def test_fuzz_descriptions_of_an_entry(tmp_path_factory, data):
     assert again.tokens.tolist() == expected
 
 
-def test_a_text_that_cannot_be_read_to_its_end_leaves_nothing(tmp_path):
-    def broken():
-        yield "one"
-        raise DataError("line 2 is not UTF-8")
-
-    with pytest.raises(DataError, match="line 2"):
-        encode_text(TextSplit("train", broken, "ab"), WORDPIECE, tmp_path)
-
-    assert entries(tmp_path) == []
+def broken():
+    yield "one"
+    raise DataError("line 2 is not UTF-8")
 
 
-def test_a_text_without_lines_is_refused(tmp_path):
-    with pytest.raises(DataError, match="train text is empty"):
-        encode_text(Text(lines=[]).split, WORDPIECE, tmp_path)
+@pytest.mark.parametrize(
+    ("read", "message"), [(broken, "line 2"), (lambda: iter([]), "train text is empty")]
+)
+def test_a_text_without_lines_or_that_cannot_be_read_to_its_end_leaves_nothing(
+    tmp_path, read, message
+):
+    with pytest.raises(DataError, match=message):
+        encode_text(TextSplit("train", read, "ab"), WORDPIECE, tmp_path)
 
     assert entries(tmp_path) == []
 
@@ -222,27 +216,12 @@ def test_a_damaged_cached_tokenizer_is_made_again(tmp_path, caplog):
     (file,) = (tmp_path / "tokenizers").glob("*/tokenizer.json")
     text = file.read_text()
     file.write_text(text.replace('"##', '"#', 1))  # a vocabulary that can be read, and is another
-    assert LibraryTokenizer.load(file).hash != first.hash
+    assert Tokenizer.load(file).hash != first.hash
 
     second = cached_tokenizer(WordPiece(200), Text().split, tmp_path)
 
     assert second.hash == first.hash
     assert "again" in caplog.text
-
-
-@given(num_tokens=st.integers(1, 60), length=st.integers(1, 20), batch=st.integers(1, 5))
-def test_every_token_but_the_first_is_a_target_once(num_tokens, length, batch):
-    blocks = TextBlocks(stream(num_tokens), length, pad=999)
-
-    targets, inputs = [], []
-    for start in range(0, len(blocks), batch):
-        tensors = blocks.batch(np.arange(start, min(start + batch, len(blocks))))
-        targets += tensors["next_tokens"][tensors["mask"]].tolist()
-        inputs += tensors["tokens"][tensors["mask"]].tolist()
-
-    assert targets == list(range(1, num_tokens))
-    assert inputs == list(range(num_tokens - 1))
-    assert blocks.num_targets == num_tokens - 1
 
 
 @given(num_tokens=st.integers(2, 60), length=st.integers(1, 20))
@@ -279,6 +258,7 @@ def test_in_a_window_every_token_is_a_target_once_after_as_much_history(
     row, place = (batch["next_tokens"] != IGNORE).nonzero(as_tuple=True)
     target = batch["next_tokens"][row, place]
     assert target.tolist() == list(range(1, num_tokens))
+    assert windows.num_targets == len(target)
     assert (batch["tokens"][row, place] == target - 1).all()
     assert (place >= target.clamp(max=history + 1) - 1).all()
     assert batch["tokens"].shape[1] <= length + history
@@ -296,13 +276,8 @@ def write(folder: Path, **files: list[str]) -> None:
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "corpus"
-    write(
-        folder,
-        one=["a b", "", "c"] * 40,
-        three=["bad cab"] * 150,
-        two=["fed"] * 7,
-        validation=["a b c"],
-    )
+    files = {"one": ["a b", "", "c"] * 40, "three": ["bad cab"] * 150, "two": ["fed"] * 7}
+    write(folder, **files, validation=["a b c"])
     return folder
 
 
@@ -331,11 +306,7 @@ def test_files_are_encoded_alone_and_read_as_one_text(folder, tmp_path, document
 
     text = encoded(data, tmp_path / "cache")
 
-    lines = [
-        line
-        for name in ("one", "three", "two")
-        for line in (folder / f"{name}.txt").read_text().splitlines()
-    ]
+    lines = [line for name in ("one", "three", "two") for line in read_lines(folder, name)]
     assert text.tokens[:].tolist() == expected_of(lines)
     assert (text.num_shards, text.num_lines, len(entry_times(tmp_path / "cache"))) == (3, 277, 3)
     begins = data.splits(tmp_path / "nowhere", 0)["train"].begins
@@ -350,13 +321,11 @@ def test_rows_and_packed_files_are_shards_as_well(folder, tmp_path, pack):
     place = folder / ("rows.jsonl.gz" if pack else "rows.jsonl")
     place.write_bytes(pack(rows.encode()) if pack else rows.encode())
 
-    data = TextFiles(
-        train=[str(place), str(folder / "two.txt")], validation=str(folder / "one.txt")
-    )
+    train = [str(place), str(folder / "two.txt")]
+    data = TextFiles(train=train, validation=str(folder / "one.txt"))
 
-    assert encoded(data, tmp_path / "cache").tokens[:].tolist() == expected_of(
-        ["a b", "c", "fed", *["fed"] * 7]
-    )
+    tokens = encoded(data, tmp_path / "cache").tokens[:].tolist()
+    assert tokens == expected_of(["a b", "c", *["fed"] * 8])
 
 
 def test_what_is_added_or_changed_is_all_that_is_encoded(folder, tmp_path):
@@ -383,17 +352,9 @@ def test_linked_folders_are_read_once_and_a_link_to_nothing_is_refused(folder, t
 
     paths = expand_paths(str(corpus))
 
-    assert [path.name for path in paths] == [
-        "one.txt",
-        "three.txt",
-        "two.txt",
-        "validation.txt",
-        "own.txt",
-    ]
+    assert [path.stem for path in paths] == ["one", "three", "two", "validation", "own"]
     (corpus / "gone.txt").symlink_to("nowhere.txt")
-    with pytest.raises(
-        DataError, match=r"gone\.txt is a link to nowhere\.txt, which does not exist"
-    ):
+    with pytest.raises(DataError, match=r"gone\.txt is a link to nowhere\.txt, which does not"):
         expand_paths(str(corpus))
 
 
@@ -449,22 +410,10 @@ def test_files_of_a_folder_are_those_of_text(folder, tmp_path):
     assert names == ["a.txt", "one.txt", "three.txt", "two.txt", "validation.txt"]
 
 
-def test_a_folder_without_text_is_named(tmp_path):
-    (tmp_path / "a.csv").write_text("a,b")
-
-    with pytest.raises(
-        DataError, match=r"is a folder without a file that is read \(\.txt, \.jsonl"
-    ):
-        TextFiles(train=str(tmp_path)).splits(tmp_path, 0)
-
-
 @pytest.mark.parametrize(
     ("names", "shown"),
     [
-        (
-            ["a/train.txt", "a/Dev.txt"],
-            r"a has splits; name one: \S*a/Dev\*'?, \S*a/train\*",
-        ),
+        (["a/train.txt", "a/Dev.txt"], r"a has splits; name one: \S*a/Dev\*'?, \S*a/train\*"),
         (["train/1.txt", "test/1.txt"], r"name one: \S*/test, \S*/train$"),
         (["trains.txt", "testimony.txt", "train/1.txt", "a/test.txt"], None),
     ],
@@ -481,21 +430,24 @@ def test_a_folder_with_a_split_to_score_is_not_trained_on(tmp_path, names, shown
             expand_paths(str(tmp_path))
 
 
-def test_a_table_is_no_running_text_and_another_column_is_asked_for(tmp_path):
-    (tmp_path / "a.csv").write_text("text,label\na,b\n")
-    (tmp_path / "a.jsonl").write_text('{"body": "a"}\n')
+@pytest.mark.parametrize(
+    ("name", "content", "train", "message"),
+    [
+        ("a.csv", "a,b\n", "", r"is a folder without a file that is read \(\.txt, \.jsonl"),
+        ("a.csv", "a,b\n", "a.csv", r"a table, .* data=table_text data\.task\.train=\S*a\.csv"),
+        ("a.jsonl", '{"body": "a"}\n', "a.jsonl", r"no column 'text'; there are 'body'.*=COLUMN"),
+        ("a.txt", "\n \n", "a.txt", r"a\.txt: nothing but empty lines in the train text"),
+        ("a.txt", "", "a.txt", r"a\.txt is empty"),
+        ("a.txt", "a\n" * 50, "a.txt", r"a\.txt: validation_share=0.01 .* less than one line"),
+        ("a.txt", "a\n", "*.text", r"No file matches .*\*\.text"),
+        ("corpus.txt", "a\n", "corpsu.txt", r"Did you mean 'corpus\.txt'"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path, name, content, train, message):
+    (tmp_path / name).write_text(content)
 
-    with pytest.raises(DataError, match=r"a table, .* data=table_text data\.task\.train=\S*a\.csv"):
-        TextFiles(train=str(tmp_path / "a.csv")).splits(tmp_path, 0)
-    with pytest.raises(DataError, match=r"no column 'text'; there are 'body'.*data\.field=COLUMN"):
-        TextFiles(train=str(tmp_path / "a.jsonl")).splits(tmp_path, 0)
-
-
-def test_a_file_of_empty_lines_is_named(folder, tmp_path):
-    write(folder, of=["", " "])
-
-    with pytest.raises(DataError, match=r"of\.txt: nothing but empty lines in the train text"):
-        files_of(folder).splits(tmp_path, 0)
+    with pytest.raises(DataError, match=message):
+        TextFiles(train=f"{tmp_path}/{train}").splits(tmp_path, 0)
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_line_and_the_others_stay(folder, tmp_path):
@@ -535,19 +487,13 @@ def test_a_damaged_shard_is_made_again_alone(folder, tmp_path, caplog):
 def test_a_shard_that_another_process_makes_is_left_to_it(folder, tmp_path):
     split = files_of(folder).splits(tmp_path, 0)["train"].parts[0]
     shard = Shard(split, LETTERS, tmp_path / "cache")
-    with shards_locked(shard):
+    with locked(shard.entry):
         shard.encode_if_free(TextEncoder(LETTERS, 1), lambda size: None)
         assert shard.load_if_sound() is None
 
     shard.encode_if_free(TextEncoder(LETTERS, 1), lambda size: None)
 
     assert shard.load_if_sound() is not None
-
-
-def shards_locked(shard):
-    from transfer_cli.runs.cache import locked
-
-    return locked(shard.entry)
 
 
 @pytest.mark.multiprocess
@@ -591,24 +537,16 @@ def test_joined_tokens_are_those_of_one_array(tmp_path_factory, sizes, data):
     assert joined[first:last].tolist() == whole[first:last]
 
 
-def test_a_block_goes_on_in_the_next_file(folder, tmp_path):
-    data = files_of(folder, validation=str(folder / "validation.txt"))
-    text = encoded(data, tmp_path / "cache")
-
-    blocks = TextBlocks(text, 7, LETTERS.pad)
-    batch = blocks.batch(np.arange(len(blocks)))
-
-    whole = text.tokens[:].tolist()
-    assert batch["tokens"][batch["mask"]].tolist() == whole[:-1]
-    assert batch["next_tokens"][batch["mask"]].tolist() == whole[1:]
-
-
 # -------------------------------------------------------------------------------- known files
 
 
-def test_what_is_known_of_a_file_is_asked_for_once_until_it_changes(tmp_path, monkeypatch):
+@pytest.fixture
+def small_files(monkeypatch):
     monkeypatch.setattr(known_files, "LEAST_BYTES", 1)
     monkeypatch.setattr(known_files, "_MOMENT_SECONDS", -1)
+
+
+def test_what_is_known_of_a_file_is_asked_for_once_until_it_changes(tmp_path, small_files):
     path, asked = tmp_path / "a.txt", []
 
     def ask():
@@ -622,9 +560,7 @@ def test_what_is_known_of_a_file_is_asked_for_once_until_it_changes(tmp_path, mo
     assert len(asked) == 2
 
 
-def test_a_damaged_record_is_no_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(known_files, "LEAST_BYTES", 1)
-    monkeypatch.setattr(known_files, "_MOMENT_SECONDS", -1)
+def test_a_damaged_record_is_no_record(tmp_path, small_files):
     path = tmp_path / "a.txt"
     path.write_text("one")
     for content in ("{", "[]", '{"a.txt": 3}', '{"a.txt": {"status": [1], "content": "two"}}'):
@@ -663,11 +599,6 @@ def test_a_source_in_which_no_block_begins_is_refused(folder, tmp_path):
 
     with pytest.raises(DataError, match=r"two\.txt has .* tokens, less than a block"):
         _ = TextBlocks(text, 200, LETTERS.pad).sources
-
-
-def test_a_weighted_source_that_is_named_twice_is_refused(folder):
-    with pytest.raises(ValueError, match="named twice"):
-        TextFiles(train=[str(folder / "one.txt")] * 2, weights=[1, 2])
 
 
 def test_a_file_of_two_weighted_sources_is_named(folder, tmp_path):

@@ -84,6 +84,17 @@ def visible(folder):
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
+@contextmanager
+def full_disk():
+    """Let no file grow beyond half a megabyte."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def zip_of(**members):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as zipped:
@@ -138,22 +149,28 @@ def test_an_announced_size_that_says_nothing_is_ignored(tmp_path, announced):
         assert fetch(remote(server.address), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_file_broken_off_half_way_is_resumed(tmp_path):
-    with serve(break_offs=[500_000]) as server:
+@pytest.mark.parametrize(
+    ("begun", "break_offs", "ranges", "asked"),
+    [
+        (b"", [500_000], True, [None, "bytes=500000-"]),
+        (b"", [500_000], False, [None, "bytes=500000-"]),
+        (CONTENT[:700_000], [], True, ["bytes=700000-"]),
+        (CONTENT, [], True, []),
+        (CONTENT + b"extra", [], True, [None]),
+        (b"<html>please log in</html>", [], True, ["bytes=26-", None]),
+    ],
+    ids=["broken off", "without ranges", "an earlier start", "whole", "longer", "wrong"],
+)
+def test_whatever_has_begun_is_resumed_and_ends_as_the_right_file(
+    tmp_path, begun, break_offs, ranges, asked
+):
+    (tmp_path / "file.bin.part").write_bytes(begun)
+
+    with serve(break_offs=break_offs, ranges=ranges) as server:
         path = fetch(remote(server.address), tmp_path)
 
     assert path.read_bytes() == CONTENT
-    assert [request.get("Range") for request in server.requests] == [None, "bytes=500000-"]
-
-
-def test_a_later_start_resumes_what_an_earlier_one_left(tmp_path):
-    (tmp_path / "file.bin.part").write_bytes(CONTENT[:700_000])
-
-    with serve() as server:
-        path = fetch(remote(server.address), tmp_path)
-
-    assert path.read_bytes() == CONTENT
-    assert server.requests[0]["Range"] == "bytes=700000-"
+    assert [request.get("Range") for request in server.requests] == asked
 
 
 @pytest.mark.slow
@@ -162,27 +179,6 @@ def test_what_was_received_is_kept_when_no_address_goes_on(tmp_path):
         fetch(remote(server.address), tmp_path)
 
     assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:300_000]
-
-
-@pytest.mark.parametrize(
-    "begun", [b"", CONTENT, CONTENT + b"extra", b"<html>please log in</html>"],
-    ids=["empty", "whole", "longer", "wrong"],
-)  # fmt: skip
-def test_whatever_has_begun_ends_as_the_right_file(tmp_path, begun):
-    (tmp_path / "file.bin.part").write_bytes(begun)
-
-    with serve() as server:
-        path = fetch(remote(server.address), tmp_path)
-
-    assert path.read_bytes() == CONTENT
-
-
-def test_a_server_without_ranges_starts_again_from_the_beginning(tmp_path):
-    with serve(break_offs=[500_000], ranges=False) as server:
-        path = fetch(remote(server.address), tmp_path)
-
-    assert path.read_bytes() == CONTENT
-    assert len(server.requests) == 2
 
 
 def test_the_second_address_is_used_when_the_first_is_down(tmp_path):
@@ -271,15 +267,9 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_user(tmp_path):
 
 
 def test_a_full_disk_is_an_error_of_the_user_and_keeps_what_came(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
     with serve() as server:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
-        try:
-            with pytest.raises(DataError, match=r"Cannot write .* Make room"):
-                fetch(remote(server.address), tmp_path)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with full_disk(), pytest.raises(DataError, match=r"Cannot write .* Make room"):
+            fetch(remote(server.address), tmp_path)
         path = fetch(remote(server.address), tmp_path)
 
     assert path.read_bytes() == CONTENT
@@ -332,14 +322,9 @@ def test_an_archive_that_cannot_be_unpacked_to_its_end_leaves_nothing(tmp_path):
     packed = zip_of(**{"set/train": "x" * 2_000_000})
     (tmp_path / "set.zip").write_bytes(packed)
     known = remote(content=packed, name="set.zip")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
-    try:
-        with pytest.raises(DataError, match=r"Cannot write .* Make room"):
-            fetch_member(known, "set/train", tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(), pytest.raises(DataError, match=r"Cannot write .* Make room"):
+        fetch_member(known, "set/train", tmp_path)
 
     assert visible(tmp_path / "set") == []
 
@@ -367,12 +352,10 @@ def named():
 @pytest.mark.parametrize(
     "place",
     [
-        "wikitext-9/train.txt",
-        "wikitext-9/wiki.train.tokens",
-        "wikitext-9-v1/wikitext-9/wiki.train.tokens",
-        "wikitext-9-v1/wiki.train.tokens",
+        "wikitext-9/train.txt", "wikitext-9/wiki.train.tokens",
+        "wikitext-9-v1/wikitext-9/wiki.train.tokens", "wikitext-9-v1/wiki.train.tokens",
     ],
-)
+)  # fmt: skip
 def test_a_file_is_found_under_any_of_its_names(tmp_path, named, place):
     path = tmp_path / place
     path.parent.mkdir(parents=True)
@@ -496,6 +479,9 @@ def test_what_is_in_the_cache_needs_no_network(hub, tmp_path, monkeypatch):
         resolve_path("hf:acme/reviews/test")
     with pytest.raises(DataError, match="acme/many is not in the cache, and its server cannot be"):
         resolve_path("hf:acme/many/tags/train")
+    (resolve_path("hf:acme/reviews/train") / "0001.parquet").unlink()
+    with pytest.raises(DataError, match="acme/reviews is not in the cache, and its server cannot"):
+        resolve_path("hf:acme/reviews/train")
 
 
 def test_other_tasks_and_texts_take_splits_of_the_hub_as_files(hub, tmp_path):

@@ -1,28 +1,27 @@
 """Whatever stands in a text or a table, it is read or refused, and memory stays bounded."""
 
 import contextlib
-import gzip
 import io
 import json
 import lzma
 import zlib
 
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzzing import altered, damaged, fuzz, memory_up_to, tried
+from tests.unit.data.test_tables import PACKERS as ANY_PACKERS
 from transfer_cli.data import packed, readers, table
 from transfer_cli.data.documents import path_lines
 from transfer_cli.data.readers import MAX_LINE_BYTES
-from transfer_cli.data.records import MAX_COLUMNS, MAX_LABEL_CHARACTERS, Record, label_of, text_of
+from transfer_cli.data.records import MAX_COLUMNS, label_of, text_of
 from transfer_cli.data.table import table_records
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.table import Table
 from transfer_cli.tasks.trec import _read
 
-PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+PACKERS = {suffix: pack for suffix, pack in ANY_PACKERS.items() if suffix}
 MIB = 2**20
 
 CSV = 'text,label\r\n"a, ""b""\r\nc",1\r\nzwei ü,2\r\n'.encode()
@@ -203,38 +202,13 @@ def test_a_missing_column_among_thousands_is_said_in_a_short_line():
     assert "'c19' and 9,980 more" in refusal(lambda: text_of(record, "text", "a"))
 
 
-@pytest.mark.parametrize(("name", "table_format"), [("text", "jsonl"), ("label", "jsonl")])
-def test_two_values_of_one_name_are_refused(name, table_format):
+@pytest.mark.parametrize("name", ["text", "label"])
+def test_two_values_of_one_name_are_refused(name):
     line = f'{{"text": "a", "label": "b", "{name}": "c"}}'
 
-    message = refusal(lambda: list(table_records([(1, line)], "a", table_format)))
+    message = refusal(lambda: list(table_records([(1, line)], "a", "jsonl")))
 
     assert message == f"a, line 1: JSON that cannot be read (the name '{name}' is there twice)."
-
-
-# --------------------------------------------------------------------------------- labels
-
-
-@pytest.mark.parametrize("label", ["=cmd|' /C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\u202etext"])
-def test_a_label_that_a_spreadsheet_would_run_is_text(label):
-    record = Record(1, {"label": label})
-
-    assert label_of(record, "label", "a") == label
-
-
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_label_that_is_no_number_is_refused(value):
-    record = next(table_records([(1, f'{{"label": {value}}}')], "a", "jsonl"))
-
-    assert "Leave rows without a label out" in refusal(lambda: label_of(record, "label", "a"))
-
-
-def test_a_label_that_is_a_text_is_refused():
-    record = Record(3, {"label": "x" * (MAX_LABEL_CHARACTERS + 1)})
-
-    assert refusal(lambda: label_of(record, "label", "a")) == (
-        "a, line 3: the label in 'label' has 1,001 characters, the most is 1,000. Is it the text?"
-    )
 
 
 @pytest.mark.slow
@@ -287,11 +261,3 @@ def _with_window(packed: bytes, code: int) -> bytes:
     header[place] = code
     header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
     return packed[:12] + bytes(header) + packed[12 + size :]
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_zeros_after_a_packed_piece_are_filling(tmp_path, suffix):
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(PACKERS[suffix](b"one\n") + bytes(512) + PACKERS[suffix](b"two\n") + bytes(8))
-
-    assert list(readers.read_lines(path)) == ["one", "two"]

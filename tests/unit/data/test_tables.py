@@ -43,6 +43,9 @@ ROWS = [
 ]  # fmt: skip
 
 
+PLAIN = [text for text, _ in ROWS]
+
+
 def as_text(rows, mark=","):
     out = io.StringIO()
     csv.writer(out, delimiter=mark, lineterminator="\n").writerows(rows)
@@ -88,15 +91,10 @@ FOREIGN = [["text", "label"], *([f"{text} café — 5 €", label] for text, lab
         (as_text(ROWS, ";"), "a.csv", "columns parted by semicolons, no header, so columns have"),
         (as_text(FOREIGN).encode("cp1252"), "a.csv", "read as Windows-1252 ("),
         (as_text(FOREIGN, "\t").encode("utf-16"), "a.csv", "read as UTF-16, columns parted by t"),
-        (as_text(FOREIGN).encode("utf-16-le"), "a.csv", ...),
     ],
 )  # fmt: skip
 def test_how_a_table_is_written_is_recognised_and_said_in_one_line(load, content, name, said):
-    if said is ...:
-        data, messages = load(content, name, encoding="utf-16-le")
-        said = None
-    else:
-        data, messages = load(content, name)
+    data, messages = load(content, name)
 
     expected = FOREIGN if "é" in texts_of(data)[0][0] else NAMED
     assert texts_of(data) == expected[1:]
@@ -120,8 +118,9 @@ def test_each_file_is_looked_at_by_itself(tmp_path):
 
 def test_what_is_typed_is_not_recognised(load):
     rows = [["a", "b"], *([text, label.replace("s", ";", 1)] for text, label in ROWS)]
+    typed = {"delimiter": "semicolon", "header": False, "text": 1, "label": "2"}
 
-    data, said = load(as_text(rows, ";"), delimiter="semicolon", header=False, text=1, label="2")
+    data, said = load(as_text(rows, ";").encode("utf-16-le"), encoding="utf-16-le", **typed)
 
     assert said == []
     assert texts_of(data)[0] == ["a", "b"]
@@ -242,24 +241,36 @@ def test_a_column_can_be_typed_by_its_number_beside_a_header():
 BAD = as_text([["text", "label"], *ROWS[:3], ["ragged"], *ROWS[3:], ["no label", ""]])
 
 
-def test_a_bad_row_is_refused_with_its_number(load):
-    with pytest.raises(DataError, match=r"a\.csv, line 5: 1 column, .* With data\.errors=skip"):
-        load(BAD)
+def split_form(*rows):
+    return json.dumps({"columns": ["text", "label"], "data": rows})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.csv", BAD, {}, r"a\.csv, line 5: 1 column, .* With data\.errors=skip"),
+        ("a.csv", "text,label\na\nb\n", {"errors": "skip"}, r"none of its 2 rows .*\. The first: "),
+        ("a.json", "[]", {}, r"a\.json is empty"),
+        ("a.json", " [\n] ", {}, r"a\.json is empty"),
+        ("a.json", split_form(1, 2), {}, r"The columns are 'columns', 'data'\."),
+        ("a.json", split_form(["a", "b"], ["c"]), {}, r"row 2: 1 cells for 2 columns; give"),
+        ("a.json", split_form(["a", "b"], ["c", "d", "e"]), {}, r"a\.json, row 2: 3 cells for 2"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_the_number_of_a_row(
+    load, name, content, options, message
+):
+    with pytest.raises(DataError, match=message):
+        load(content, name, **options)
 
 
 def test_bad_rows_are_left_out_and_counted_where_that_is_asked_for(load, tmp_path):
     data, said = load(BAD, errors="skip")
 
     assert texts_of(data) == ROWS
-    one = (
-        "2 of 62 rows left out: more or fewer than 2 columns (1), line 5; empty label (1), line 63"
-    )
+    faults = "more or fewer than 2 columns (1), line 5; empty label (1), line 63"
+    one = f"2 of 62 rows left out: {faults}"
     assert said == [f"{one}; {tmp_path}/a.csv: {one}"]
-
-
-def test_where_no_row_is_left_that_is_refused(load):
-    with pytest.raises(DataError, match=r"none of its 2 rows can be read\. The first: "):
-        load("text,label\na\nb\n", errors="skip")
 
 
 def test_all_rows_of_a_file_are_one_split(tmp_path):
@@ -294,10 +305,8 @@ def book(tmp_path):
 
 def test_the_first_sheet_of_a_spreadsheet_is_a_table(book, caplog):
     caplog.set_level(logging.INFO)
-    rows = [
-        ["review", "stars", None],
-        *([text, 4 + (label == "pos"), None] for text, label in ROWS),
-    ]
+    stars = [[text, 4 + (label == "pos"), None] for text, label in ROWS]
+    rows = [["review", "stars", None], *stars]
     rows[5:5] = [[None, None, None]]
     path = book([*rows, [17, 5.0], ["none", None]], [["text", "label"], ["other", "sheet"]])
 
@@ -347,14 +356,21 @@ def parquet(tmp_path):
     return write
 
 
-def test_a_parquet_file_is_a_table(parquet):
-    numbers = [len(label) + number % 2 for number, (_, label) in enumerate(ROWS)]
-    path = parquet({"id": list(range(60)), "review": [text for text, _ in ROWS], "n": numbers})
+@pytest.mark.parametrize(
+    ("columns", "labels"),
+    [
+        ({"id": list(range(60)), "review": PLAIN, "n": [3, 4] * 30}, ("3", "4")),
+        ({"text": [text.encode() for text in PLAIN], "label": [b"x", b"y"] * 30}, ("x", "y")),
+    ],
+    ids=["numbers", "bytes"],
+)
+def test_a_parquet_file_is_a_table(parquet, columns, labels):
+    path = parquet(columns)
 
     data = Table(train=str(path), validation=str(path)).load(path, 0)
 
-    assert data.labels == ("3", "4")
-    assert [example.text for example in data.splits["train"]] == [text for text, _ in ROWS]
+    assert data.labels == labels
+    assert [example.text for example in data.splits["train"]] == PLAIN
 
 
 def test_parquet_files_of_a_folder_are_one_table(parquet, tmp_path):
@@ -365,7 +381,7 @@ def test_parquet_files_of_a_folder_are_one_table(parquet, tmp_path):
 
     data = Table(train=str(tmp_path / "parts"), labelled=54).load(tmp_path, 0)
 
-    assert {example.text for example in data.splits["train"]} < {text for text, _ in ROWS}
+    assert {example.text for example in data.splits["train"]} < set(PLAIN)
     assert sum(map(len, data.splits.values())) == 60
 
 
@@ -398,9 +414,8 @@ def test_a_cell_that_a_json_line_lacks_is_empty_in_a_column_that_others_have(loa
 def test_numbers_of_classes_get_the_names_that_were_written_along(parquet, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     features = {"label": {"names": ["bad", "good"], "_type": "ClassLabel"}}
-    text = [text for text, _ in ROWS]
     numbers = [*([0, 1] * 29), -1, 7]
-    made = pyarrow.table({"text": text, "label": numbers}).replace_schema_metadata(
+    made = pyarrow.table({"text": PLAIN, "label": numbers}).replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": features}})}
     )
     path = parquet(made)
@@ -411,20 +426,17 @@ def test_numbers_of_classes_get_the_names_that_were_written_along(parquet, tmp_p
     assert sum(map(len, data.splits.values())) == 58
 
 
-def test_texts_that_parquet_has_as_bytes_are_texts(parquet):
-    path = parquet({"text": [text.encode() for text, _ in ROWS], "label": [b"x", b"y"] * 30})
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", None, "b"], r"a\.parquet, line 2: 'text' is null, expected text"),
+        ([b"a", b"\xff", b"b"], r"line 2: 'text' holds .* bytes that are not UTF-8"),
+    ],
+)
+def test_a_row_of_parquet_without_a_text_is_refused(parquet, texts, message):
+    path = parquet({"text": texts, "label": ["x", "y", "y"]})
 
-    data = Table(train=str(path), validation=str(path)).load(path, 0)
-
-    assert texts_of(data)[0] == [ROWS[0][0], "x"]
-    with pytest.raises(DataError, match=r"line 2: 'text' holds .* bytes that are not UTF-8"):
-        Table(train=str(parquet({"text": [b"a", b"\xff"], "label": ["x", "y"]}))).load(path, 0)
-
-
-def test_nothing_in_a_parquet_file_is_a_bad_row(parquet):
-    path = parquet({"text": ["a", None, "b"], "label": ["x", "y", "y"]})
-
-    with pytest.raises(DataError, match=r"a\.parquet, line 2: 'text' is null, expected text"):
+    with pytest.raises(DataError, match=message):
         Table(train=str(path)).load(path, 0)
 
 
@@ -442,18 +454,10 @@ def test_a_file_that_is_no_such_table_is_refused_in_a_line(load, name, needs, co
 @pytest.mark.parametrize(("name", "needs"), [("a.xlsx", "openpyxl"), ("a.parquet", "pyarrow")])
 def test_a_library_that_is_not_installed_is_named_with_the_extra(load, monkeypatch, name, needs):
     for module in (needs, "pyarrow.parquet"):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
+        monkeypatch.setitem(sys.modules, module, None)
 
     with pytest.raises(DataError, match=rf"needs {needs}, which is .*: pip install "):
         load(b"x", name)
-
-
-@pytest.mark.parametrize("row", [["one"], ["one", "two", "three"]])
-def test_a_row_with_more_or_fewer_cells_than_columns_is_refused(load, row):
-    table = {"columns": ["text", "label"], "data": [["a", "b"], row]}
-
-    with pytest.raises(DataError, match=rf"a\.json, row 2: {len(row)} cells for 2 columns; give"):
-        load(json.dumps(table), "a.json")
 
 
 def test_warnings_are_shown_between_the_rows_of_files_that_are_read_at_once(parquet):
@@ -466,11 +470,6 @@ def test_warnings_are_shown_between_the_rows_of_files_that_are_read_at_once(parq
 
     with pytest.warns(UserWarning, match="ours"):
         warnings.warn("ours", stacklevel=1)
-
-
-def test_an_object_whose_rows_are_no_lists_is_no_table(load):
-    with pytest.raises(DataError, match=r"The columns are 'columns', 'data'\."):
-        load(json.dumps({"columns": ["text", "label"], "data": [1, 2]}), "a.json")
 
 
 def test_a_layout_that_cannot_be_is_refused():
@@ -513,10 +512,7 @@ LONG = [b"x" * MIB] * (MAX_LINE_BYTES // MIB + 1)
         ({"sheet": row(*LONG)}, "line 7: longer than 8 MiB"),
         ({"sheet": row(b"<![CDATA[", *(b"<" * MIB for _ in LONG), b"]]>")}, "line 7: longer than"),
         ({"sheet": row(b'</t><t a="', *LONG, b'">')}, "longer than 8 MiB"),
-        (
-            {"strings": [b"<sst><si><t>a</t></si><si><t>", *LONG, b"</t></si></sst>"]},
-            "line 2: long",
-        ),
+        ({"strings": [b"<sst><si><t>a</t></si><si><t>", *LONG, b"</t></si></sst>"]}, "line 2: lo"),
         ({"sheet": row(b"a", cell="XFD7")}, "line 7: 16,384 columns, the most is 10,000"),
         ({"sheet": [b'<!DOCTYPE a [<!ENTITY b "c">]>', *row(b"a")]}, "entities"),
     ],
@@ -528,12 +524,10 @@ def test_a_row_that_would_be_too_large_is_refused_with_its_number(packed, parts,
 
 def test_cells_that_are_made_and_not_written_are_counted(packed, monkeypatch):
     monkeypatch.setattr(sheets, "_EMPTY_CELLS", 1000)
-    one = b'<row><c r="ZZ1"><v>1</v></c></row>'
+    rows = b'<row><c r="ZZ1"><v>1</v></c></row>' * 9
 
     with pytest.raises(DataError, match="cells, of which 2 are written"):
-        sheets.check_size(
-            packed(sheet=[b"<worksheet><sheetData>", one * 9, b"</sheetData></worksheet>"])
-        )
+        sheets.check_size(packed(sheet=[b"<worksheet>", rows, b"</worksheet>"]))
 
 
 def test_a_long_text_below_the_limit_is_read(packed):
@@ -553,21 +547,25 @@ try:
         with sheets.open_book(path) as book:
             list(book.rows(book.sheets[0]))
     else:
-        list(parquet.parquet_records(path))
+        sum(1 for _ in parquet.parquet_records(path))
 except DataError as error:
     print(error)
 """
+
+
+def said_within(path, num_bytes):
+    """Return what is said where a table is read in so much memory."""
+    typed = [sys.executable, "-c", LIMITED, str(path), str(num_bytes)]
+    ended = subprocess.run(typed, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended.stdout
 
 
 @pytest.mark.slow
 def test_a_cell_of_600_megabytes_is_refused_in_forty_times_the_limit_of_a_row(packed):
     path = packed(sheet=row(*(b"x" * MIB for _ in range(600))))
 
-    typed = [sys.executable, "-c", LIMITED, str(path), str(40 * MAX_LINE_BYTES)]
-    ended = subprocess.run(typed, capture_output=True, text=True, check=False)
-
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "line 7: longer than 8 MiB" in ended.stdout
+    assert "line 7: longer than 8 MiB" in said_within(path, 40 * MAX_LINE_BYTES)
 
 
 @pytest.mark.slow
@@ -578,14 +576,7 @@ def test_copies_of_one_value_of_parquet_are_made_one_by_one(tmp_path):
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, "int32"), values)
     library.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
 
-    code = LIMITED.replace(
-        "list(parquet.parquet_records(path))", "[0 for _ in parquet.parquet_records(path)]"
-    )
-    typed = [sys.executable, "-c", code, str(tmp_path / "a.parquet"), str(200 * MAX_LINE_BYTES)]
-    ended = subprocess.run(typed, capture_output=True, text=True, check=False)
-
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert ended.stdout == ""
+    assert said_within(tmp_path / "a.parquet", 200 * MAX_LINE_BYTES) == ""
 
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -633,12 +624,13 @@ def test_lines_are_those_of_any_editor(write, content, lines):
     assert list(readers.read_lines(write("a.txt", content))) == lines
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_several_packed_pieces_in_one_file_are_read_on(write, suffix):
-    pack = PACKERS[suffix]
-    path = write(f"a.txt{suffix}", pack(b"one\ntw") + pack(b"o\n"))
+@pytest.mark.parametrize(
+    ("suffix", "filling"), [(".gz", 0), (".xz", 0), (".zst", 0), (".gz", 512), (".xz", 512)]
+)
+def test_several_packed_pieces_with_zeros_behind_them_are_read_on(write, suffix, filling):
+    pieces = [PACKERS[suffix](piece) + bytes(filling) for piece in (b"one\ntw", b"o\n")]
 
-    assert list(readers.read_lines(path)) == ["one", "two"]
+    assert list(readers.read_lines(write(f"a.txt{suffix}", b"".join(pieces)))) == ["one", "two"]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -686,12 +678,6 @@ def test_a_byte_of_no_text_is_named_with_file_line_and_offset(write, content, me
         list(readers.read_lines(write("a.txt", content)))
 
 
-@pytest.mark.parametrize("content", ["[]", " [\n] "])
-def test_an_array_without_rows_is_empty(load, content):
-    with pytest.raises(DataError, match=r"a\.json is empty"):
-        load(content, "a.json")
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_an_error(write, name, content):
@@ -725,13 +711,6 @@ def test_an_address_is_not_looked_for_in_a_folder():
 
 
 # ----------------------------------------------------------------------------- JSON lines
-
-
-def test_a_field_of_json_lines_is_read_as_lines_of_text(write):
-    rows = [{"text": "one\ntwo"}, {"text": "three", "id": 3}]
-    path = write("a.jsonl", "\n\n".join(map(json.dumps, rows)))
-
-    assert list(path_lines(path, "text")) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(
@@ -772,12 +751,10 @@ def test_csv_values_may_hold_commas_quotes_and_line_ends(write):
 
 
 def test_quotes_in_tsv_are_text(write):
-    assert table(write("a.tsv", 'text\tlabel\nsay "hi\t1\n'), "tsv") == [
-        {"text": 'say "hi', "label": "1"}
-    ]
-    with pytest.raises(
-        DataError, match=r"by one '\\t' each\. If .* in quotes: data\.quotes=double"
-    ):
+    rows = table(write("a.tsv", 'text\tlabel\nsay "hi\t1\n'), "tsv")
+
+    assert rows == [{"text": 'say "hi', "label": "1"}]
+    with pytest.raises(DataError, match=r"by one '\\t' each\. If .* quotes: data\.quotes=double"):
         table(write("a.tsv", "text\tlabel\na\n"), "tsv")
 
 
@@ -796,10 +773,9 @@ def test_quotes_between_tabs_are_letters_unless_rows_say_otherwise(rows, quotes)
 
 
 def test_columns_without_header_are_numbered_from_one(write):
-    assert table(write("a.csv", "a,b\nc,d\n"), header=False) == [
-        {"1": "a", "2": "b"},
-        {"1": "c", "2": "d"},
-    ]
+    rows = table(write("a.csv", "a,b\nc,d\n"), header=False)
+
+    assert rows == [{"1": "a", "2": "b"}, {"1": "c", "2": "d"}]
 
 
 @pytest.mark.parametrize(
@@ -827,9 +803,7 @@ def test_a_ragged_row_without_header_is_compared_with_the_first(write):
 def test_a_missing_column_is_named_with_those_that_there_are(write):
     record = next(read_table(write("a.csv", "question,label\na,1\n"), "csv"))
 
-    with pytest.raises(
-        DataError, match=r"no column 'questions'; there are 'question', 'label'\. D"
-    ):
+    with pytest.raises(DataError, match=r"no column 'questions'; there are 'question', 'label'\."):
         text_of(record, "questions", "a.csv")
 
 
@@ -838,15 +812,29 @@ def test_a_value_longer_than_the_default_limit_of_csv_is_read(write):
 
 
 @pytest.mark.parametrize(
-    ("value", "label"), [("x ", "x"), (1, "1"), (True, "true"), (1.5, "1.5"), ("ü", "ü")]
-)
+    ("value", "label"),
+    [
+        ("x ", "x"), (1, "1"), (True, "true"), (1.5, "1.5"), ("ü", "ü"),
+        # What a spreadsheet would run, and what turns the direction of writing.
+        *((odd, odd) for odd in ("=cmd|' /C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\u202etext")),
+    ],
+)  # fmt: skip
 def test_labels_are_strings(value, label):
     assert label_of(Record(1, {"label": value}), "label", "a") == label
 
 
-def test_an_empty_label_is_refused():
-    with pytest.raises(DataError, match="a, line 9: the label in 'label' is empty"):
-        label_of(Record(9, {"label": " "}), "label", "a")
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (" ", "is empty"),
+        (float("nan"), "is nan. Leave rows without a label out"),
+        (float("-inf"), "is -inf. Leave rows without a label out"),
+        ("x" * 1001, "has 1,001 characters, the most is 1,000. Is it the text?"),
+    ],
+)
+def test_what_is_no_label_is_refused(value, fault):
+    with pytest.raises(DataError, match=f"a, line 9: the label in 'label' {fault}"):
+        label_of(Record(9, {"label": value}), "label", "a")
 
 
 @pytest.mark.parametrize(

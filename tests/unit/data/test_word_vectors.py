@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.word_vectors import WordVectors, token_vectors
 from transfer_cli.errors import ConfigError, DataError
 
@@ -19,16 +19,13 @@ VECTORS = {"Paris": [1, 0, 0.5], "paris": [2, 0, 0.5], "play": [0.5, -3, 0], ". 
 
 def wordpiece(*, lowercase):
     words = [*SPECIAL, "Paris", "paris", "play", "##ing", "over"]
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordPiece(
-            {w: n for n, w in enumerate(words)},
-            unk_token=SPECIAL[1],
-        )
-    )
+    vocabulary = {w: n for n, w in enumerate(words)}
+    model = tokenizers.models.WordPiece(vocabulary, unk_token=SPECIAL[1])
+    backend = tokenizers.Tokenizer(model)
     backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     backend.decoder = tokenizers.decoders.WordPiece()
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 def byte_level():
@@ -36,7 +33,7 @@ def byte_level():
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({w: n for n, w in enumerate(words)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 def lines(vectors=VECTORS, end=""):
@@ -111,9 +108,8 @@ def test_broken_files_are_refused_by_line(tmp_path, content, place):
 
 def test_a_damaged_packed_file_is_refused(tmp_path):
     (tmp_path / "vectors.txt.gz").write_bytes(gzip.compress(lines().encode())[:-8])
-    many = {
-        f"w{number}": row for number, row in enumerate(np.random.default_rng(0).random((2000, 3)))
-    }
+    rows = np.random.default_rng(0).random((2000, 3))
+    many = {f"w{number}": row for number, row in enumerate(rows)}
     (tmp_path / "vectors.bin.xz").write_bytes(lzma.compress(binary(many)[:-8]) + b"no xz")
 
     with pytest.raises(DataError, match="line 1: cannot be read on"):
@@ -134,9 +130,8 @@ def test_the_rest_of_a_file_is_not_kept(tmp_path):
     many = {f"w{number}": [number, 0, 1] for number in range(20_000)}
     (tmp_path / "words.bin").write_bytes(binary({**many, "over": [1, 2, 3]}))
 
-    (row,) = token_vectors(
-        WordVectors.open(tmp_path / "words.bin"), wordpiece(lowercase=True)
-    ).values()
+    vectors = WordVectors.open(tmp_path / "words.bin")
+    (row,) = token_vectors(vectors, wordpiece(lowercase=True)).values()
 
     assert row.base is None
     np.testing.assert_array_equal(row, [1, 2, 3])

@@ -8,7 +8,6 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.adaptation.plans import Only, Stage
-from transfer_cli.adaptation.stage_plan import StagePlan
 from transfer_cli.engine.averaging import EMA, LastK
 from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import ConfigError
@@ -16,6 +15,7 @@ from transfer_cli.lengths import Length
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.optim.layer_scale import Geometric
+from transfer_cli.optim.schedules import StagePlan
 
 THREE = tiny.Given(
     (("head.*",), "3 steps"), (("head.*", "block.2"), "1 epoch"), (("head.*", "block.0"), "rest")

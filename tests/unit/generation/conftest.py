@@ -13,3 +13,8 @@ def word_pieces():
 @pytest.fixture(scope="module")
 def byte_pairs():
     return BytePairs(size=320).make(lambda: iter([TEXT.replace(" ,", ",")] * 20))
+
+
+@pytest.fixture(params=["word_pieces", "byte_pairs"])
+def tokenizer(request):
+    return request.getfixturevalue(request.param)

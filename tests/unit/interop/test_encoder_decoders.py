@@ -11,7 +11,7 @@ from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.commands.export.export import _merged_tensors
 from transfer_cli.config.schema import ExportConfig
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.interop import sentence_pieces
@@ -124,7 +124,7 @@ def test_a_file_of_sentence_pieces_is_read(tmp_path):
     ours = open_pretrained(str(tmp_path / "t5")).tokenizer
     ours.save(tmp_path / "saved.json")
 
-    assert LibraryTokenizer.load(tmp_path / "saved.json").hash == ours.hash
+    assert Tokenizer.load(tmp_path / "saved.json").hash == ours.hash
     assert ours.size == expected.get_vocab_size()
     for text in TEXT:
         assert ours.encode(text) == expected.encode(text, add_special_tokens=False).ids

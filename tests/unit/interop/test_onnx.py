@@ -138,35 +138,28 @@ def exportable_model(model):
     return Ours(shape, {}, TOKENIZER, None, None, "labelled", shape.positions)
 
 
-def check(case, folder, capfd):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_gives_what_the_model_gives_for_any_batch_and_length(name, tmp_path, capfd):
+    case = CASES[name]()
     model = case.model()
     before = tiny.weights_of(model)
 
-    largest = write_onnx(model, case.objective, exportable_model(model), folder)
+    largest = write_onnx(model, case.objective, exportable_model(model), tmp_path)
 
     assert capfd.readouterr() == ("", "")
     assert 0 <= largest < 1e-4
-    assert sorted(file.name for file in folder.iterdir()) == ["model.onnx", "onnx.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "onnx.json"]
     assert tiny.same(before, model.state_dict())
-    check_outputs(folder, model, case.objective)
-
-
-def check_outputs(folder, model, objective):
     for rows, length in ((1, 1), (2, 3), (5, 17)):
         batch = batch_of(rows, min(length, model.backbone.shape.positions), model)
-        wanted, outputs = expected(model, objective, batch), run(folder, batch)
+        wanted, outputs = expected(model, case.objective, batch), run(tmp_path, batch)
         assert wanted.shape == outputs.shape
-        if not isinstance(objective, Classification):
+        if not isinstance(case.objective, Classification):
             real = batch["mask"].numpy()
             wanted, outputs = wanted[real], outputs[real]
         assert wanted.std() > 0.1  # a graph that gives nothing but zeros would not do
         np.testing.assert_allclose(outputs, wanted, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_the_graph_gives_what_the_model_gives_for_any_batch_and_length(name, tmp_path, capfd):
-    check(CASES[name](), tmp_path, capfd)
 
 
 @pytest.fixture(scope="module")

@@ -119,11 +119,6 @@ def test_views_keep_the_contract_of_an_objective(main):
     contract.declared_metrics_are_measured(case)
 
 
-def test_a_main_loss_that_says_nothing_of_texts_is_refused():
-    with pytest.raises(ConfigError, match=r"losses.further: it is about what the main objective"):
-        tiny.model(CausalLM(), CrossView())
-
-
 def test_a_tokenizer_that_hides_nothing_is_told_of_the_halves():
     class NoMask(CrossView):
         def setup(self, info):
@@ -202,11 +197,6 @@ def test_slices_keep_the_contract_of_an_objective(main):
 def test_a_main_loss_without_a_head_of_its_own_is_refused():
     with pytest.raises(ConfigError, match=r"losses.further: .* has none of its own \(CausalLM\)"):
         tiny.model(CausalLM(), SliceHeads(PARTS))
-
-
-def test_slices_are_no_main_loss():
-    with pytest.raises(ConfigError, match="slices are a further loss"):
-        SliceHeads(PARTS).setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS))
 
 
 def test_a_batch_of_other_data_has_no_slices():

@@ -77,82 +77,43 @@ def test_of_very_many_labels_the_same_is_measured_without_a_cell_for_each_pair(m
 
     assert again == measures
     confusion = few["confusion"]
+    assert objective.tables(few) == {"confusion": confusion.tolist()}
     wanted = [confusion.diagonal(), confusion.sum(1), confusion.sum(0)]
     assert objective.tables(many) == {"labels": [row.tolist() for row in wanted]}
 
 
-def test_measures_of_a_small_table_are_those_counted_by_hand():
-    #         animal: 2 of 3 right; number: 1 of 2; place: 0 of 1
-    labels, said = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 0]
-
-    measures = judged(labels, said)
-
-    # F1: animal 2*2/(3+3), number 2*1/(2+2), place 0
-    assert measures == pytest.approx(
-        {
-            "loss": 1.0,
-            "accuracy": 3 / 6,
-            "error_rate": 50.0,
-            "macro_f1": (4 / 6 + 2 / 4 + 0) / 3,
-            "accuracy/animal": 2 / 3,
-            "accuracy/number": 1 / 2,
-            "accuracy/place": 0.0,
-        }
-    )
-
-
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=40))
-def test_macro_f1_is_the_mean_over_the_classes_that_occur(pairs):
+def test_measures_are_those_counted_by_hand_over_the_classes_that_occur(pairs):
     labels, said = ([pair[side] for pair in pairs] for side in (0, 1))
-    occurring = sorted({*labels, *said})
 
     measures = judged(labels, said)
 
-    expected = np.mean([f1_of(name, labels, said) for name in occurring])
-    assert measures["macro_f1"] == pytest.approx(expected)
-    assert measures["accuracy"] == pytest.approx(np.mean(np.equal(labels, said)))
-
-
-def test_a_class_that_never_occurs_does_not_lower_macro_f1():
-    assert judged([0, 1, 0], [0, 1, 0])["macro_f1"] == 1
-    assert "accuracy/place" not in judged([0, 1, 0], [0, 1, 0])
-
-
-def test_a_class_that_is_only_predicted_lowers_macro_f1():
-    measures = judged([0, 0, 0], [0, 0, 2])
-
-    assert measures["macro_f1"] == pytest.approx((2 * 2 / 5 + 0) / 2)
-    assert "accuracy/place" not in measures
+    right = np.equal(labels, said)
+    by_label = {f"accuracy/{tiny.LABELS[n]}": right[np.equal(labels, n)].mean() for n in {*labels}}
+    assert measures == pytest.approx({
+        "loss": 1.0, "accuracy": right.mean(), "error_rate": 100 * (1 - right.mean()),
+        "macro_f1": np.mean([f1_of(name, labels, said) for name in {*labels, *said}]), **by_label,
+    })  # fmt: skip
 
 
 # The loss.
 
 
-@pytest.mark.parametrize("pooling", ["auto", *POOLINGS])
-def test_classification_keeps_the_contract_of_objectives(pooling):
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"pooling": pooling} for pooling in ("auto", *POOLINGS)),
+        *(
+            {"pooling": "concat", "hidden": hidden, "batch_norm": batch_norm}
+            for hidden in ((), (50,), (9, 7))
+            for batch_norm in (False, True)
+        ),
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_classification_keeps_the_contract_of_objectives(options):
     check_objective(
-        Classification(pooling),
-        TaskInfo(tiny.VOCABULARY, tiny.LABELS),
-        tiny.Questions().batch(np.arange(6)),
-    )
-
-
-def test_the_loss_is_the_summed_cross_entropy_of_the_labels():
-    objective, batch = Classification(), tiny.all_of(tiny.Questions(examples=10))
-    model = tiny.model(objective).eval()
-
-    loss = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
-
-    logits = objective.outputs(model, batch, Encoding(model, batch))
-    assert torch.equal(loss, F.cross_entropy(logits, batch["label"], reduction="sum"))
-    assert objective.counts(batch) == {"loss": 10}
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-@pytest.mark.parametrize("hidden", [(), (50,), (9, 7)])
-def test_any_head_keeps_the_contract_of_objectives(hidden, batch_norm):
-    check_objective(
-        Classification("concat", hidden=hidden, batch_norm=batch_norm),
+        Classification(**options),
         TaskInfo(tiny.VOCABULARY, tiny.LABELS),
         tiny.Questions().batch(np.arange(6)),
     )
@@ -176,19 +137,6 @@ def test_a_further_classification_has_a_head_of_its_own():
     assert model.heads["class"].pooling == "cls_last"
 
 
-def test_tallies_count_labels_in_rows_and_predictions_in_columns():
-    objective, batch = Classification(), tiny.all_of(tiny.Questions(examples=30))
-    model = tiny.model(objective).eval()
-    model.heads["class"].linear.bias.data = torch.tensor([0.0, 0.0, 9.0])
-
-    tallies = objective.metric_sums(model, batch, Encoding(model, batch))
-
-    counts = torch.bincount(batch["label"], minlength=3)
-    assert torch.equal(tallies["confusion"][:, 2], counts)
-    assert tallies["confusion"].sum() == 30
-    assert objective.tables(tallies)["confusion"] == tallies["confusion"].tolist()
-
-
 def test_samples_name_the_label_and_the_prediction():
     objective, batch = Classification(), tiny.all_of(tiny.Questions(examples=2))
     model = tiny.model(objective).eval()
@@ -204,20 +152,33 @@ def test_samples_name_the_label_and_the_prediction():
 # Pooling.
 
 
+BLOCK = "backbone.blocks.0.attention.packed.weight"
+ENDS_TEXTS = tiny.Vocabulary(cls=3)
+"""Its only special token."""
+
+
 @pytest.mark.parametrize(
-    ("direction", "trains", "pooling"),
+    ("direction", "trains", "new_rows", "vocabulary", "pooling"),
     [
-        ("causal", {TABLE}, "cls_last"),
-        ("bidirectional", {TABLE}, "cls_first"),
-        ("causal", set(), "mean"),
-        ("bidirectional", {"heads.class.linear.weight"}, "mean"),
+        ("causal", {TABLE}, (), tiny.VOCABULARY, "cls_last"),
+        ("bidirectional", {TABLE}, (), tiny.VOCABULARY, "cls_first"),
+        ("causal", set(), (), tiny.VOCABULARY, "mean"),
+        ("bidirectional", {"heads.class.linear.weight"}, (), tiny.VOCABULARY, "mean"),
+        ("causal", {NEW_ROWS}, ("cls",), tiny.VOCABULARY, "cls_last"),
+        ("causal", {NEW_ROWS}, ("sep",), tiny.VOCABULARY, "mean"),
+        ("causal", set(), ("cls",), tiny.VOCABULARY, "mean"),
+        ("causal", {TABLE, BLOCK}, (), ENDS_TEXTS, "mean"),
+        ("bidirectional", {TABLE, BLOCK}, (), ENDS_TEXTS, "cls_first"),
     ],
 )
-def test_auto_pools_by_direction_and_by_the_mean_where_embeddings_never_train(
-    direction, trains, pooling
+def test_auto_pools_by_direction_and_by_the_mean_where_the_classification_token_cannot_learn(
+    direction, trains, new_rows, vocabulary, pooling
 ):
     objective = Classification()
     model = tiny.model(objective, direction=direction)
+    objective.setup(TaskInfo(vocabulary, tiny.LABELS))
+    if new_rows:
+        NewRows(new_rows)(model, {"cls": vocabulary.cls, "sep": vocabulary.sep})
 
     pinned = objective.finalize_options(model, trains)
 
@@ -225,31 +186,7 @@ def test_auto_pools_by_direction_and_by_the_mean_where_embeddings_never_train(
     assert model.heads["class"].pooling == pooling
 
 
-@pytest.mark.parametrize(
-    ("tokens", "trains", "pooling"),
-    [(("cls",), {NEW_ROWS}, "cls_last"), (("sep",), {NEW_ROWS}, "mean"), (("cls",), set(), "mean")],
-)
-def test_a_row_of_its_own_lets_the_classification_token_learn(tokens, trains, pooling):
-    objective = Classification()
-    model = tiny.model(objective)
-    NewRows(tokens)(model, {"cls": tiny.VOCABULARY.cls, "sep": tiny.VOCABULARY.sep})
-
-    assert objective.finalize_options(model, trains) == {"pooling": pooling}
-
-
-@pytest.mark.parametrize(
-    ("direction", "pooling"), [("causal", "mean"), ("bidirectional", "cls_first")]
-)
-def test_a_causal_model_whose_only_special_token_ends_texts_is_read_by_the_mean(direction, pooling):
-    objective = Classification()
-    model = tiny.model(objective, direction=direction)
-    objective.setup(TaskInfo(tiny.Vocabulary(cls=3), tiny.LABELS))
-
-    assert objective.finalize_options(model, {TABLE, BLOCK}) == {"pooling": pooling}
-
-
 POOLER = "heads.pooler.linear.weight"
-BLOCK = "backbone.blocks.0.attention.packed.weight"
 
 
 @pytest.mark.parametrize(
@@ -319,56 +256,32 @@ def test_annealing_rises_from_a_guess_to_all(form, at):
     assert limits == pytest.approx(at, abs=5e-5)
 
 
-def test_a_text_whose_label_is_known_already_counts_as_0():
-    objective, data = Classification(dropout=0, annealing="linear"), tiny.Questions(examples=16)
-    model, batch = tiny.model(objective).eval(), tiny.all_of(data)
-    tiny.lively(model)
-    encoded = Encoding(model, batch)
-    logits = objective.outputs(model, batch, encoded)
-    known = logits.softmax(1)[torch.arange(16), batch["label"]]
-    losses = F.cross_entropy(logits, batch["label"], reduction="none")
-
-    objective.on_step(0.1)
-    sums = objective.loss_sums(model, batch, encoded)
-
-    kept = known <= 0.4  # a tenth of the way from 1/3 to 1
-    assert 0 < kept.sum() < 16
-    torch.testing.assert_close(sums["loss"], losses[kept].sum())
-    assert sums["share_kept"] == kept.sum()
-    assert objective.counts(batch) == {"loss": 16, "share_kept": 16}
-
-
-def test_annealing_changes_no_score():
-    annealed, plain = Classification(dropout=0, annealing="exp"), Classification(dropout=0)
-    model, batch = tiny.model(annealed).eval(), tiny.all_of(tiny.Questions(examples=16))
-    tiny.bound(plain)
-    annealed.on_step(0.1)
+@pytest.mark.parametrize("options", [{"annealing": "exp"}, {"label_smoothing": 0.3}])
+def test_what_changes_the_loss_changes_no_score(options):
+    changed, plain = Classification(dropout=0, **options), tiny.bound(Classification(dropout=0))
+    model, batch = tiny.model(changed).eval(), tiny.all_of(tiny.Questions(examples=16))
+    changed.on_step(0.1)
 
     one, other = (
-        variant.metric_sums(model, batch, Encoding(model, batch)) for variant in (annealed, plain)
+        variant.metric_sums(model, batch, Encoding(model, batch)) for variant in (changed, plain)
     )
 
     assert one["loss"] == other["loss"]
 
 
 @torch.no_grad()
-def test_smoothed_labels_share_a_part_of_the_target():
-    plain, smoothed = Classification(dropout=0), Classification(dropout=0, label_smoothing=0.3)
-    model, batch = tiny.model(smoothed).eval(), tiny.all_of(tiny.Questions(examples=16))
-    tiny.bound(plain)
-    logits_BC = plain.outputs(model, batch, Encoding(model, batch)).double().log_softmax(1)
-    classes = logits_BC.shape[1]
-    target_BC = torch.full_like(logits_BC, 0.3 / classes)
-    target_BC[torch.arange(16), batch["label"]] += 0.7
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_loss_is_a_cross_entropy_of_which_smoothed_labels_share_a_part(smoothing):
+    objective = Classification(dropout=0, label_smoothing=smoothing)
+    model, batch = tiny.model(objective).eval(), tiny.all_of(tiny.Questions(examples=16))
+    logits_BC = objective.outputs(model, batch, Encoding(model, batch)).double().log_softmax(1)
+    target_BC = torch.full_like(logits_BC, smoothing / logits_BC.shape[1])
+    target_BC[torch.arange(16), batch["label"]] += 1 - smoothing
 
-    loss = smoothed.loss_sums(model, batch, Encoding(model, batch))["loss"]
+    loss = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
 
     assert float(loss) == pytest.approx(float(-(target_BC * logits_BC).sum()), rel=1e-5)
-    measured = [
-        variant.metric_sums(model, batch, Encoding(model, batch))["loss"]
-        for variant in (plain, smoothed)
-    ]
-    assert float(measured[0]) == float(measured[1])
+    assert objective.counts(batch) == {"loss": 16}
 
 
 # --- sentence pair -------------------------------------------------------------------------------
@@ -474,18 +387,6 @@ def test_the_state_of_the_first_token_passes_a_pooler_with_tanh_and_a_linear_lay
     torch.testing.assert_close(objective.outputs(model, batch, encoded), expected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"main": None}, "objective: whether texts belong together is a further loss"),
-        ({"pairs": None}, r"losses\.pair: .* give data\.pairs=nsp"),
-    ],
-)
-def test_it_is_refused_where_there_is_nothing_to_learn_it_beside_or_from(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        SentencePair().setup(replace(info(), **changes))
-
-
 # --- weights of classes --------------------------------------------------------------------------
 
 
@@ -582,21 +483,24 @@ def test_a_step_of_texts_that_weigh_nothing_changes_nothing():
     assert tiny.same(before, tiny.weights_of(model))
 
 
-def test_an_annealed_loss_leaves_out_what_is_known_by_its_own_probability():
-    objective, model, _, batch = made("classification", class_weight=WEIGHTS, annealing="linear")
-    encoded = Encoding(model, batch)
-    logits_BC, label_B = objective.outputs(model, batch, encoded), batch["label"]
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_an_annealed_loss_leaves_out_what_is_known_by_its_own_probability(weights):
+    objective, model, _, batch = made("classification", class_weight=weights, annealing="linear")
+    encoded, label_B = Encoding(model, batch), batch["label"]
+    logits_BC = objective.outputs(model, batch, encoded)
+    weight_B = torch.ones(16) if weights is None else WEIGHT_C[label_B]
+    # A tenth of the way from 1/3 to 1.
     known_B = logits_BC.softmax(1)[torch.arange(16), label_B] > 0.4
-    each_B = F.cross_entropy(logits_BC, label_B, reduction="none") * WEIGHT_C[label_B]
+    each_B = F.cross_entropy(logits_BC, label_B, reduction="none") * weight_B
 
     objective.on_step(0.1)
     sums = objective.loss_sums(model, batch, encoded)
 
     assert 0 < known_B.sum() < 16
     torch.testing.assert_close(sums["loss"], each_B[~known_B].sum())
-    assert objective.divisors(batch) == {
-        "loss": float(WEIGHT_C[label_B].sum()), "share_kept": 16,
-    }  # fmt: skip
+    assert sums["share_kept"] == (~known_B).sum()
+    assert objective.counts(batch) == {"loss": 16, "share_kept": 16}
+    assert objective.divisors(batch) == {"loss": float(weight_B.sum()), "share_kept": 16}
 
 
 # --- what they are ---------------------------------------------------------------------------

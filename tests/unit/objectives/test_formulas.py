@@ -17,7 +17,7 @@ from transfer_cli.metrics import wilson_interval
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.classification import Classification, annealing_threshold
+from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.relation_distillation import RelationDistillation
@@ -139,6 +139,7 @@ FORMULAS = {
         measured("matthews", TWO)["matthews"],
         np.corrcoef(np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], TWO.ravel(), axis=1))[0, 1],
     ),
+    "matthews of one answer": lambda: (measured("matthews", TWO * [1, 0])["matthews"], 0),
     "F1 of two": lambda: (
         measured("f1", TWO)["f1"], 2 * TWO[1, 1] / (TWO[1].sum() + TWO[:, 1].sum()),
     ),
@@ -159,7 +160,10 @@ FORMULAS = {
         area_under_curve(torch.tensor([[3, 1, 2], [1, 4, 2]])),
         np.mean([(a > b) + (a == b) / 2 for a in [0, *4 * [1], 2, 2] for b in [0, 0, 0, 1, 2, 2]]),
     ),
-    "entropy": lambda: (binary_entropy(0.2), 0.2 * math.log(5) + 0.8 * math.log(1.25)),
+    "entropy": lambda: (
+        [binary_entropy(share) for share in (0.2, 0.0, 1.0)],
+        [0.2 * math.log(5) + 0.8 * math.log(1.25), 0, 0],
+    ),
     "wilson": lambda: (wilson_interval(7, 40), wilson_by_roots(7, 40)),
     "rouge-l": lambda: (
         rouge_l("the cat sat on a mat", "A cat on the old mat sat"),
@@ -182,10 +186,6 @@ FORMULAS = {
     "temperature": lambda: (
         tiny.bound(Classification()).soften(FIRST, 0.4).softmax(1),
         [[v**2.5 / sum(u**2.5 for u in p) for v in p] for p in map(softmax, P)],
-    ),
-    "annealing": lambda: (
-        [annealing_threshold(kind, 0.3, 4) for kind in ("log", "linear", "exp")],
-        [0.25 + 0.75 * a for a in (1 - math.e**-1.5, 0.3, math.e**-3.5)],
     ),
     "divergence of labels": lambda: (
         multilabel().divergence(FIRST, SECOND),

@@ -78,14 +78,6 @@ def test_of_the_selected_80_percent_are_masked_10_replaced_and_10_kept(million):
     assert float(1 - masked - kept) == pytest.approx(0.1, abs=0.005)
 
 
-def test_special_unknown_and_padded_positions_are_never_selected(million):
-    batch, prepared = million
-
-    selected = prepared["target"] != IGNORE
-
-    assert not (selected & ~eligible(batch)).any()
-
-
 def test_a_drawn_token_is_never_special_and_can_be_any_other(million):
     batch, prepared = million
     changed = (prepared["tokens"] != batch["tokens"]) & (prepared["tokens"] != LARGE.mask)
@@ -95,10 +87,11 @@ def test_a_drawn_token_is_never_special_and_can_be_any_other(million):
     assert drawn.tolist() == list(range(5, LARGE.size))
 
 
-def test_targets_are_what_stood_there_and_nothing_elsewhere(million):
+def test_targets_are_eligible_tokens_as_they_stood_there_and_nothing_elsewhere_changes(million):
     batch, prepared = million
     selected = prepared["target"] != IGNORE
 
+    assert not (selected & ~eligible(batch)).any()
     assert torch.equal(prepared["target"][selected], batch["tokens"][selected])
     assert torch.equal(prepared["tokens"][~selected], batch["tokens"][~selected])
 

@@ -16,6 +16,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.language_model import token_logits
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.with_teachers import DistilLM, SourceDistillation
 from transfer_cli.seeds import ExampleNoise
@@ -48,6 +49,16 @@ def at_work(kind=MaskedLM, *, teachers=1, options=None, depth=3, **changes):
     return objective, student, with_facts(objective.prepare(tiny.all_of(data), noise))
 
 
+def log_shares(model, batch, at_BT, temperature=1.0):
+    """Return what a language model says at some places."""
+    top = Encoding(model, batch).top[at_BT]
+    return (token_logits(model, top) / temperature).log_softmax(-1)
+
+
+def kl(log_p, log_q):
+    return float((log_p.exp() * (log_p - log_q)).sum())
+
+
 @BOTH
 def test_it_keeps_the_contract_of_objectives(kind):
     objective = DistilLM(("A",), kind())
@@ -69,19 +80,14 @@ def test_each_term_is_the_formula_over_its_own_positions(kind):
     (teacher,) = objective.teacher_models
     real_BT = batch["mask"]
 
-    def states_and_logits(model):
-        top = Encoding(model, batch).top[real_BT]
-        return top, model.heads["lm"](top, model.backbone.token_embedding.weight) / 2
-
     with torch.no_grad():
-        (ours, our_logits), (theirs, their_logits) = map(states_and_logits, (student, teacher))
+        ours, theirs = (Encoding(model, batch).top[real_BT] for model in (student, teacher))
+        log_p, log_q = (log_shares(model, batch, real_BT, 2.0) for model in (teacher, student))
         totals = sums(objective, student, batch)
         plain = objective.language_model.loss_sums(student, batch, Encoding(student, batch))
-    log_p, log_q = their_logits.log_softmax(-1), our_logits.log_softmax(-1)
-    divergence = 4 * (log_p.exp() * (log_p - log_q)).sum()
     distance = (1 - F.cosine_similarity(ours, theirs, dim=-1)).sum()
 
-    assert float(totals["divergence"]) == pytest.approx(float(divergence), rel=1e-4)
+    assert float(totals["divergence"]) == pytest.approx(4 * kl(log_p, log_q), rel=1e-4)
     assert float(totals["distance"]) == pytest.approx(float(distance), rel=1e-4)
     assert torch.equal(totals["loss"], plain["loss"])
     targets, positions = int((batch["target"] >= 0).sum()), int(real_BT.sum())
@@ -109,18 +115,12 @@ def test_predictions_may_be_compared_at_hidden_tokens_alone():
 def test_an_ensemble_is_the_mean_of_its_probabilities():
     objective, student, batch = at_work(teachers=2, options={"temperature": 1.0})
 
-    def log_probabilities(model):
-        top = Encoding(model, batch).top[batch["mask"]]
-        return model.heads["lm"](top, model.backbone.token_embedding.weight).log_softmax(-1)
-
     with torch.no_grad():
-        p = torch.stack(
-            [log_probabilities(teacher).exp() for teacher in objective.teacher_models]
-        ).mean(0)
-        expected = (p * (p.log() - log_probabilities(student))).sum()
+        shares = [log_shares(t, batch, batch["mask"]).exp() for t in objective.teacher_models]
+        expected = kl(torch.stack(shares).mean(0).log(), log_shares(student, batch, batch["mask"]))
 
     divergence = float(sums(objective, student, batch)["divergence"].detach())
-    assert divergence == pytest.approx(float(expected), rel=1e-4)
+    assert divergence == pytest.approx(expected, rel=1e-4)
 
 
 def test_teachers_never_move_drop_nothing_and_are_no_part_of_the_student():
@@ -188,15 +188,12 @@ def test_of_texts_made_from_others_predictions_are_compared_at_the_targets(direc
     data = info.task.encode(PAIRS, TOKENIZER, 16, direction)
     batch = with_facts(objective.prepare(data.batch(np.arange(2)), ExampleNoise(0, "train", 0)))
 
-    def log_shares(model):
-        top = Encoding(model, batch).top[batch["target"] >= 0]
-        return (model.heads["lm"](top, model.backbone.token_embedding.weight) / 2).log_softmax(-1)
-
     with torch.no_grad():
-        log_p, log_q = log_shares(teacher), log_shares(student)
+        log_p, log_q = (
+            log_shares(model, batch, batch["target"] >= 0, 2.0) for model in (teacher, student)
+        )
         totals = sums(objective, student, batch)
-    divergence = float(4 * (log_p.exp() * (log_p - log_q)).sum())
-    assert float(totals["divergence"]) == pytest.approx(divergence, rel=1e-4)
+    assert float(totals["divergence"]) == pytest.approx(4 * kl(log_p, log_q), rel=1e-4)
     assert objective.counts(batch) == {"loss": 5, "divergence": 5}  # red, is blue, and their ends
     assert objective.task == "text to text"
     other = build_backbone(
@@ -214,15 +211,16 @@ def test_a_teacher_that_looks_the_other_way_is_refused_with_the_cure():
 
 
 def test_states_of_another_width_are_not_compared_unless_their_weight_is_0():
-    for weight, fails in ((1.0, True), (0.0, False)):
-        objective = DistilLM(("A",), CausalLM(), cosine_weight=weight)
+    compares, leaves_out = (
+        DistilLM(("A",), CausalLM(), cosine_weight=weight) for weight in (1.0, 0.0)
+    )
+    for objective in (compares, leaves_out):
         objective.check_teachers([tiny.shape(width=32)], "losses.lm")
-        if fails:
-            with pytest.raises(ConfigError, match=r"^losses\.lm\.cosine_weight: .* 16 .* 32"):
-                objective.modules(tiny.backbone())
-        else:
-            assert set(objective.modules(tiny.backbone())) == {"lm"}
-            assert set(objective.weights) == {"loss", "divergence"}
+
+    with pytest.raises(ConfigError, match=r"^losses\.lm\.cosine_weight: .* 16 .* 32"):
+        compares.modules(tiny.backbone())
+    assert set(leaves_out.modules(tiny.backbone())) == {"lm"}
+    assert set(leaves_out.weights) == {"loss", "divergence"}
 
 
 def test_without_teachers_it_says_that_it_cannot_be_computed():
@@ -249,10 +247,6 @@ def from_start(inner=None, *, temperature=2.0, **changes):
     objective.on_train_start(model, names_of(model))
     data = tiny.Questions(causal=inner.direction == "causal", examples=6)
     return objective, model, objective.prepare(tiny.all_of(data), ExampleNoise(0, "train", 0))
-
-
-def loss(objective, model, batch):
-    return objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
 
 
 @INNER
@@ -289,7 +283,8 @@ def test_it_is_the_divergence_at_every_real_token_times_the_square_of_the_temper
     divergence_BT = (before * (before.log() - after.log())).sum(-1)
     expected = temperature**2 * divergence_BT[batch["mask"]].sum()
 
-    assert float(loss(objective, model, batch).detach()) == pytest.approx(float(expected), rel=1e-4)
+    loss = float(sums(objective, model, batch)["loss"].detach())
+    assert loss == pytest.approx(float(expected), rel=1e-4)
     assert objective.counts(batch) == {"loss": int(batch["mask"].sum())}
 
 
@@ -306,19 +301,14 @@ def test_a_masked_model_is_compared_where_tokens_are_hidden():
 
 
 @INNER
-def test_it_looks_and_corrupts_as_its_language_model_does(inner):
+def test_it_looks_and_corrupts_as_its_language_model_does_and_may_share_a_pass(inner):
     objective = SourceDistillation(inner)
-
-    assert objective.direction == inner.direction
-    assert objective.keeps_tokens == inner.keeps_tokens
-
-
-def test_a_loss_that_keeps_its_tokens_can_share_a_pass_with_the_main_loss():
     raw = tiny.all_of(tiny.Questions(examples=3))
 
-    prepared = tiny.bound(SourceDistillation(CausalLM())).prepare(raw, ExampleNoise(0))
+    prepared = tiny.bound(objective).prepare(raw, ExampleNoise(0))
 
-    assert prepared["tokens"] is raw["tokens"]
+    assert objective.direction == inner.direction
+    assert objective.keeps_tokens == inner.keeps_tokens == (prepared["tokens"] is raw["tokens"])
 
 
 def test_the_source_never_moves_is_never_trained_and_drops_nothing():
@@ -349,7 +339,7 @@ def test_logits_are_computed_only_where_they_are_compared():
     for head in (model.heads["lm"], objective._source.heads["lm"]):
         head.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
 
-    loss(objective, model, batch)
+    sums(objective, model, batch)
 
     assert rows == [objective.counts(batch)["loss"]] * 2
 
@@ -373,25 +363,15 @@ def test_a_source_that_is_not_pretrained_is_refused(dropped, named, name, key):
         objective.on_train_start(model, inherited)
 
 
-def test_heads_of_other_losses_may_be_new():
+def test_heads_of_other_losses_and_parts_that_change_nothing_at_the_start_may_be_new():
     objective = SourceDistillation(CausalLM())
     model = tiny.model(objective, Classification())
     inherited = {n for n in names_of(model) if not n.startswith("heads.class")}
-
-    objective.on_train_start(model, inherited)
-
-    assert set(objective._source.heads) == {"lm"}
-
-
-def test_parts_that_change_nothing_at_the_start_may_be_new():
-    objective = SourceDistillation(CausalLM())
-    model = tiny.model(objective)
-    inherited = names_of(model)
     model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
     objective.on_train_start(model, inherited)
 
-    assert objective._source is not None
+    assert set(objective._source.heads) == {"lm"}
 
 
 def test_without_a_start_it_says_that_it_cannot_be_computed():

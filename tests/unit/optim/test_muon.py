@@ -34,26 +34,22 @@ def drawn(seed=0):
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 def test_a_gradient_that_the_device_finds_not_finite_changes_nothing(found_inf):
     told, plain = drawn(), drawn()
-    optimizers = [MuonWithAdamW(groups_of(weights), lr=0.1) for weights in (told, plain)]
-    for weight in (*told, *plain):
-        weight.grad = torch.full_like(weight, 0.5)
-    for optimizer in optimizers:
-        optimizer.step()
-    before = copy.deepcopy(plain)
-    averages = copy.deepcopy(optimizers[1].state_dict()["state"])
+    ours, theirs = (MuonWithAdamW(groups_of(weights), lr=0.1) for weights in (told, plain))
 
-    for weight in told:
-        weight.grad.fill_(torch.nan if found_inf else 0.25)
-    for weight in plain:
-        weight.grad.fill_(0.25)
-    optimizers[0].found_inf = torch.tensor(found_inf)
-    for optimizer in optimizers:
+    def step(optimizer, weights, gradient):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, gradient)
         optimizer.step()
 
-    expected = optimizers[1].state_dict()["state"] if not found_inf else averages
-    for one, other in zip(told, before if found_inf else plain, strict=True):
-        assert torch.equal(one, other)
-    for number, kept in optimizers[0].state_dict()["state"].items():
+    step(ours, told, 0.5)
+    ours.found_inf = torch.tensor(found_inf)
+    step(ours, told, torch.nan if found_inf else 0.25)
+    for gradient in (0.5,) if found_inf else (0.5, 0.25):
+        step(theirs, plain, gradient)
+
+    assert all(torch.equal(one, other) for one, other in zip(told, plain, strict=True))
+    expected = theirs.state_dict()["state"]
+    for number, kept in ours.state_dict()["state"].items():
         assert tiny.same(kept, expected[number])
 
 
@@ -214,22 +210,6 @@ def test_a_training_step_takes_up_what_adafactor_keeps_of_matrices_and_vectors()
     del next(kept for kept in averages.values() if "row_var" in kept)["row_var"]
     with pytest.raises(ValueError, match="lacks something of some parameters"):
         run.step.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"lr": -1.0}, "lr must be 0 or more"),
-        ({"weight_decay": -0.1}, "weight_decay must be 0 or more"),
-        ({"eps": -1.0}, "eps must be 0 or more"),
-        ({"momentum": 1.0}, "momentum must be in"),
-        ({"betas": (0.9, 1.0)}, r"betas\.1 must be in"),
-        ({"matrix_rate": 0.0}, "matrix_rate must be above 0"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        MuonWithAdamW(groups_of(drawn()), **options)
 
 
 STEPS = 6

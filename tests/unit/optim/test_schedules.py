@@ -1,6 +1,5 @@
 """Schedules and the rate that they give each parameter group."""
 
-import itertools
 import math
 from itertools import pairwise
 
@@ -22,6 +21,7 @@ from transfer_cli.optim.schedules import (
     Linear,
     LRScheduler,
     Slanted,
+    StagePlan,
     Trapezoid,
 )
 
@@ -31,45 +31,37 @@ totals = st.integers(1, 10_000)
 warmups = st.one_of(st.integers(0, 200).map(float), st.floats(0, 0.99))
 
 
+KINDS = {
+    "constant": Constant, "linear": Linear, "cosine": Cosine, "inverse_sqrt": InverseSqrt,
+}  # fmt: skip
+
+
+def made(name, warmup, total):
+    """Return a schedule with a warm-up, or a rise, of so many steps."""
+    return Slanted((warmup + 0.5) / total) if name == "slanted" else KINDS[name](warmup)
+
+
 def by_formula(name, step, total, warmup):
     """Return f(s) as the method reference writes it, for a warm-up in steps."""
-    if name == "slanted":  # its cut is a whole step here
-        height = (
-            step / warmup
-            if step < warmup
-            else 1 - (step - warmup) / (warmup * (total / warmup - 1))
-        )
-        return (1 + height * 31) / 32
     if step < warmup:
-        return (step + 1) / warmup
+        return (1 + 31 * step / warmup) / 32 if name == "slanted" else (step + 1) / warmup
     return {
         "constant": lambda: 1.0,
         "linear": lambda: (total - step) / (total - warmup),
         "cosine": lambda: (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2,
         "inverse_sqrt": lambda: math.sqrt(warmup / (step + 1)),
+        "slanted": lambda: (1 + 31 * (1 - (step - warmup) / (total - warmup))) / 32,
     }[name]()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("constant", Constant), ("linear", Linear), ("cosine", Cosine), ("inverse_sqrt", InverseSqrt)],
-)
-@pytest.mark.parametrize(("total", "warmup"), [(921, 10), (100, 1), (100, 99), (7, 3)])
-def test_schedules_follow_their_formulas_at_every_step(name, kind, total, warmup):
-    schedule = kind(warmup)
+@pytest.mark.parametrize("name", [*KINDS, "slanted"])
+@pytest.mark.parametrize(("total", "warmup"), [(921, 10), (100, 1), (100, 99), (7, 3), (921, 92)])
+def test_schedules_follow_their_formulas_at_every_step(name, total, warmup):
+    schedule = made(name, warmup, total)
 
     for step in range(total):
         expected = by_formula(name, step, total, warmup)
         assert schedule(step, total) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(("total", "cut"), [(921, 0.1), (100, 0.37), (1000, 0.5)])
-def test_slanted_follows_its_formula_at_every_step(total, cut):
-    schedule, peak = Slanted(cut, 32.0), math.floor(total * cut)
-
-    for step in range(total):
-        height = step / peak if step < peak else 1 - (step - peak) / (total - peak)
-        assert schedule(step, total) == pytest.approx((1 + height * 31) / 32, rel=1e-9)
 
 
 @pytest.mark.parametrize("total", [1, 3, 9])
@@ -82,7 +74,7 @@ def test_a_cosine_ends_at_its_floor():
     assert Cosine(10, floor=0.1)(100, 100) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("kind", [Constant, Linear, Cosine, InverseSqrt])
+@pytest.mark.parametrize("kind", KINDS.values())
 @given(warmup=warmups, total=totals)
 def test_a_warm_up_rises_in_equal_parts_from_above_zero_to_one(kind, warmup, total):
     schedule = kind(warmup)
@@ -143,58 +135,46 @@ def test_a_warm_up_in_steps_counts_those_taken_and_a_share_of_the_run_the_time()
     assert Linear(0.5)(1, 10_000, 0.75) == pytest.approx(0.5)
 
 
-def test_it_rises_stays_and_falls():
-    schedule = Trapezoid(warmup=10, fall=0.2)
-
-    factors = [schedule(step, 100) for step in (0, 4, 9, 10, 50, 80, 81, 90, 99, 100)]
-
-    assert factors == pytest.approx([0.1, 0.5, 1, 1, 1, 1, 0.95, 0.5, 0.05, 0])
-
-
-def test_a_fall_over_all_of_the_run_is_straight():
-    schedule = Trapezoid(fall=1.0)
-
-    assert [schedule(step, 4) for step in range(4)] == [1.0, 0.75, 0.5, 0.25]
-
-
-def test_a_warmup_may_reach_into_the_fall():
-    schedule = Trapezoid(warmup=9, fall=0.5)
-
-    factors = [schedule(step, 10) for step in range(11)]
-    assert max(factors) == 1.0
-    assert factors[9:] == pytest.approx([0.2, 0.0])
+@pytest.mark.parametrize(
+    ("schedule", "total", "factors"),
+    [
+        (Trapezoid(fall=1.0), 4, {0: 1.0, 1: 0.75, 2: 0.5, 3: 0.25}),
+        (Trapezoid(warmup=9, fall=0.5), 10, {8: 1.0, 9: 0.2, 10: 0.0}),  # into the fall
+        (
+            Trapezoid(warmup=10, fall=0.2), 100,
+            {0: 0.1, 4: 0.5, 9: 1, 10: 1, 50: 1, 80: 1, 81: 0.95, 90: 0.5, 99: 0.05, 100: 0},
+        ),
+    ],
+)  # fmt: skip
+def test_a_trapezoid_rises_stays_and_falls(schedule, total, factors):
+    assert {step: schedule(step, total) for step in factors} == pytest.approx(factors)
 
 
 TOTAL = 50
+RUN = StagePlan(0, TOTAL, frozenset())
 
 
-def adamw(model, scale, rate=1e-3, **options):
-    groups = parameter_groups(model, layer_groups(model, set()), scale, **options)
-    return torch.optim.AdamW(groups, lr=rate, weight_decay=0.01)
-
-
-SCHEDULES = {
-    "constant": Constant(5), "linear": Linear(5), "cosine": Cosine(5),
-    "inverse_sqrt": InverseSqrt(5), "slanted": Slanted(),
-}  # fmt: skip
+def adamw(scale, model=None):
+    model = model or tiny.model(Classification())
+    groups = parameter_groups(model, layer_groups(model, set()), scale)
+    return torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.01)
 
 
 @pytest.mark.parametrize("factor", [2.6, 1.2])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*KINDS, "slanted"])
 def test_rates_follow_base_times_depth_times_schedule_at_every_step(name, factor):
-    optimizer = adamw(tiny.model(Classification()), Geometric(factor))
+    optimizer = adamw(Geometric(factor))
     order = ["embeddings", "block.0", "block.1", "block.2", "head.class"]
-    scheduler = LRScheduler(1e-3, SCHEDULES[name], TOTAL)
+    scheduler = LRScheduler(1e-3, made(name, 5, TOTAL), TOTAL)
 
     for step in range(TOTAL):
-        scheduler.set_lr(optimizer, step)
-        by_layer = {group["layer"]: group["lr"] for group in optimizer.param_groups}
-        for place, layer in enumerate(order):
+        scheduler.set_lr(optimizer, step, RUN)
+        for group in optimizer.param_groups:
+            place = order.index(group["layer"])
             expected = 1e-3 / factor ** (4 - place) * by_formula(name, step, TOTAL, 5)
-            assert by_layer[layer] == pytest.approx(expected, rel=1e-9)
-            assert by_layer[layer] > 0
-        for lower, upper in itertools.pairwise(order):
-            assert by_layer[upper] / by_layer[lower] == pytest.approx(factor, rel=1e-9)
+            assert group["lr"] == pytest.approx(expected, rel=1e-9)
+            assert group["lr"] > 0
+    assert {group["layer"] for group in optimizer.param_groups} == {*order}
 
 
 @pytest.mark.parametrize("scale", [Geometric(1.2), PerGroup({"block.*": 0.5})], ids=type)
@@ -202,55 +182,28 @@ def test_what_an_edit_added_has_the_rate_of_the_heads(scale):
     model = tiny.model(Classification())
     model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
-    optimizer = adamw(model, scale)
-    LRScheduler(1e-3, Linear(5), TOTAL).set_lr(optimizer, 7)
+    optimizer = adamw(scale, model)
+    LRScheduler(1e-3, Linear(5), TOTAL).set_lr(optimizer, 7, RUN)
 
     rates = {group["layer"]: group["lr"] for group in optimizer.param_groups}
     assert rates["added.0"] == rates["head.class"] > rates["block.0"]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 20), (20, 50)])
-def test_a_schedule_per_stage_spans_the_stage(begin, end):
-    optimizer = adamw(tiny.model(Classification()), Uniform())
-    scheduler = LRScheduler(1e-3, Linear(5), TOTAL, per_stage=True)
+@pytest.mark.parametrize("per_stage", [True, False])
+def test_a_schedule_spans_the_stage_or_the_run_and_a_stages_factor_multiplies_it(
+    begin, end, per_stage
+):
+    optimizer, stage = adamw(Uniform()), StagePlan(begin, end, frozenset(), rate=0.1)
+    scheduler = LRScheduler(1e-3, Linear(5), TOTAL, per_stage=per_stage)
+    first, total = (begin, end - begin) if per_stage else (0, TOTAL)
 
     for step in range(begin, end):
-        scheduler.set_lr(optimizer, step, begin=begin, end=end)
-        wanted = 1e-3 * by_formula("linear", step - begin, end - begin, 5)
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted, rel=1e-9)
-
-
-def test_a_schedule_per_run_does_not_know_of_stages():
-    optimizer = adamw(tiny.model(Classification()), Uniform())
-    scheduler = LRScheduler(1e-3, Linear(5), TOTAL)
-
-    scheduler.set_lr(optimizer, 30, begin=20, end=40)
-
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(
-        1e-3 * by_formula("linear", 30, TOTAL, 5), rel=1e-9
-    )
-
-
-def test_a_stages_factor_multiplies_every_rate():
-    plain, slowed = (adamw(tiny.model(Classification()), Geometric(1.2)) for _ in range(2))
-    scheduler = LRScheduler(1e-3, Cosine(5), TOTAL)
-
-    scheduler.set_lr(plain, 12)
-    scheduler.set_lr(slowed, 12, factor=0.1)
-
-    for one, other in zip(plain.param_groups, slowed.param_groups, strict=True):
-        assert other["lr"] == pytest.approx(0.1 * one["lr"], rel=1e-12)
-
-
-def test_both_groups_of_a_layer_have_the_same_rate():
-    optimizer = adamw(tiny.model(Classification()), Geometric(1.2))
-    LRScheduler(1e-3, Linear(5), TOTAL).set_lr(optimizer, 7)
-
-    rates: dict[str, set[float]] = {}
-    for group in optimizer.param_groups:
-        rates.setdefault(group["layer"], set()).add(group["lr"])
-
-    assert all(len(layer_rates) == 1 for layer_rates in rates.values())
+        scheduler.set_lr(optimizer, step, stage)
+        wanted = 1e-4 * by_formula("linear", step - first, total, 5)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
+            [wanted] * len(optimizer.param_groups), rel=1e-9
+        )
 
 
 # --- rates by layer, weights of losses -----------------------------------------------------------
@@ -261,13 +214,8 @@ def test_geometric_neighbours_differ_by_exactly_the_factor(top, factor):
     scales = [Geometric(factor)("block.0", depth, top) for depth in range(top + 1)]
 
     assert scales[-1] == 1
-    for lower, upper in itertools.pairwise(scales):
+    for lower, upper in pairwise(scales):
         assert upper / lower == pytest.approx(factor, rel=1e-12)
-
-
-@given(st.integers(0, 40), st.integers(0, 40))
-def test_uniform_is_one_everywhere(depth, top):
-    assert Uniform()("block.0", depth, top) == 1
 
 
 @pytest.mark.parametrize(
@@ -281,13 +229,12 @@ def test_the_first_pattern_that_matches_counts_and_others_keep_the_full_rate(nam
     assert PerGroup(rates)(name, 1, 4) == wanted
 
 
-def test_patterns_that_match_fit_the_model():
-    PerGroup({"embeddings": 0.1, "block.*": 0.5}).check(["embeddings", "block.0", "head.class"])
-
-
 def test_a_pattern_that_matches_no_group_is_refused_with_the_nearest_and_all_groups():
+    names = ["embeddings", "block.1", "head.class"]
+    PerGroup({"embeddings": 0.1, "block.*": 0.5}).check(names)
+
     with pytest.raises(ValueError, match="matches no layer group") as refused:
-        PerGroup({"head.*": 2.0, "blok.1": 0.5}).check(["embeddings", "block.1", "head.class"])
+        PerGroup({"head.*": 2.0, "blok.1": 0.5}).check(names)
 
     text = str(refused.value)
     assert text.startswith("rates.blok.1 matches no layer group. Did you mean 'block.1'?")
@@ -316,7 +263,9 @@ def test_the_weight_is_the_same_throughout_an_epoch(step, steps_per_epoch):
     assert weight(step, 500, steps_per_epoch) == weight(first, 500, steps_per_epoch)
 
 
-@pytest.mark.parametrize(("over", "last"), [("11 steps", 10), ("rest", 40), ("1 step", 1)])
+@pytest.mark.parametrize(
+    ("over", "last"), [("11 steps", 10), ("rest", 40), ("1 step", 1), ("50%", 19)]
+)
 def test_over_steps_it_falls_at_each_of_them(over, last):
     weight = Annealed(8.0, 2.0, over)
 
@@ -325,12 +274,6 @@ def test_over_steps_it_falls_at_each_of_them(over, last):
     assert weights[last:] == [2.0] * (41 - last)
     wanted = [8.0 * 0.25 ** (step / last) for step in range(last)]
     assert weights[:last] == pytest.approx(wanted)
-
-
-def test_over_a_share_of_the_run_it_falls_within_that_share():
-    weight = Annealed(8.0, 2.0, "50%")
-
-    assert [weight(step, 6, 2) for step in range(6)] == pytest.approx([8, 4, 2, 2, 2, 2])
 
 
 @given(

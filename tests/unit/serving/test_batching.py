@@ -30,46 +30,43 @@ class Held:
         await asyncio.to_thread(self.begun.wait, 20)
         return job.answers
 
+    def ask(self, *asked):
+        """Return the answers to the first texts and to these, by kind, or the errors."""
+
+        async def ask_all():
+            first = await self.first()
+            jobs = [self.worker.ask(kind, [*texts]) for texts, kind in asked]
+            self.go.set()
+            answers = (job.answers for job in jobs)
+            return await asyncio.gather(first, *answers, return_exceptions=True)
+
+        return asyncio.run(ask_all())
+
 
 def test_what_waits_goes_together_up_to_a_size_and_by_kind():
-    async def ask(held):
-        first = await held.first()
-        asked = [("abc", held.kind), ("d", held.other), ("efg", held.kind), ("", held.kind)]
-        jobs = [held.worker.ask(kind, [*texts]) for texts, kind in asked]
-        held.go.set()
-        return await asyncio.gather(first, *(job.answers for job in jobs))
-
     held = Held()
 
-    answers = asyncio.run(ask(held))
+    answers = held.ask(("abc", held.kind), ("d", held.other), ("efg", held.kind), ("", held.kind))
 
     assert answers == [["FIRST"], [*"ABC"], ["D"], [*"EFG"], []]
     assert held.seen == [["first"], [*"abce"], ["d"], [*"fg"]]
 
 
 def test_a_large_request_lets_others_have_their_turn_between_its_portions():
-    async def ask(held):
-        first = await held.first()
-        jobs = [held.worker.ask(held.kind, [*texts]) for texts in ("abcdefghij", "klmnop", "q")]
-        held.go.set()
-        return await asyncio.gather(first, *(job.answers for job in jobs))
-
     held = Held()
 
-    answers = asyncio.run(ask(held))
+    answers = held.ask(*((texts, held.kind) for texts in ("abcdefghij", "klmnop", "q")))
 
     assert answers == [["FIRST"], [*"ABCDEFGHIJ"], [*"KLMNOP"], ["Q"]]
     assert held.seen == [["first"], [*"abcd"], [*"klmn"], [*"qefg"], [*"ophi"], ["j"]]
 
 
 def test_a_text_that_fails_fails_alone():
-    async def ask(held):
-        first = await held.first()
-        jobs = [held.worker.ask(held.kind, texts) for texts in (["a"], ["bad"], ["b", "c"])]
-        held.go.set()
-        return await asyncio.gather(first, *(j.answers for j in jobs), return_exceptions=True)
+    held = Held()
 
-    first, a, bad, others = asyncio.run(ask(Held()))
+    first, a, bad, others = held.ask(
+        (["a"], held.kind), (["bad"], held.kind), (["b", "c"], held.kind)
+    )
 
     assert (first, a, others) == (["FIRST"], ["A"], ["B", "C"])
     assert isinstance(bad, ValueError)

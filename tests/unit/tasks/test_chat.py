@@ -14,9 +14,7 @@ from transfer_cli.batch import IGNORE
 from transfer_cli.data.chat_template import ChatTemplate, chatml, with_end_token
 from transfer_cli.errors import DataError
 from transfer_cli.interop.vocabulary import read_chat_template, read_tokenizer
-from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.chat.conversations import ChatExample
 from transfer_cli.tasks.chat.task import ChatTask, Conversations, SupervisedChat
@@ -191,10 +189,7 @@ def asked(folder, turns, **options):
     """Return an objective, its small model, and a batch of conversations."""
     data, task = written(folder, turns, answer_tokens=6)
     objective = SupervisedChat(**options)
-    objective.setup(TaskInfo(data.tokenizer, task=task))
-    backbone = Backbone(tiny.shape(direction="causal", positions=200), data.tokenizer.size)
-    model = TransferModel(backbone, objective.modules(backbone)).eval()
-    tiny.lively(model, 0)
+    model = tiny.at_work(objective, task, data.tokenizer, positions=200)
     batch = data.batch(np.arange(len(turns)))
     return objective, model, objective.prepare(batch, ExampleNoise(0, "test"))
 

@@ -3,9 +3,7 @@
 import io
 import random
 import time
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,37 +11,18 @@ from transfer_cli.commands.predict.reading import Columns, read_rows
 from transfer_cli.commands.predict.writing import Submitted
 from transfer_cli.data.labelled import Example
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.split import Split, TextStats, subsample
+from transfer_cli.data.split import TextStats
 from transfer_cli.data.table import open_table
 from transfer_cli.data.wanted import LABEL, Chosen, Wanted
-from transfer_cli.errors import CheckpointError, ConfigError, DataError
+from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
-from transfer_cli.objectives.classification import Classification, matthews
+from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks import classification
-from transfer_cli.tasks.base import build_task, rows_by_example
 from transfer_cli.tasks.classification import ClassificationTask, num_right_by_words
 from transfer_cli.tasks.glue import TASKS, Glue
 from transfer_cli.tasks.regression import RegressionTask
 
 TASK = ClassificationTask(("no", "yes", "maybe"))
-
-
-def test_a_model_of_before_has_labels_alone():
-    assert build_task(None, ("no", "yes", "maybe"), "task") == TASK
-    assert build_task(None, (), "task") is None
-    assert build_task(TASK.as_node(), TASK.labels, "task") == TASK
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "transfer_cli.tasks.classification.Clasification", "transfer_cli.tasks.trec.Trec",
-        "os.system",
-    ],
-)  # fmt: skip
-def test_a_node_that_names_no_task_is_refused_by_its_key(target):
-    with pytest.raises(ConfigError, match=r"^task"):
-        build_task({"_target_": target}, ("a", "b"), "task")
 
 
 def test_an_answer_is_the_likeliest_label_with_rounded_probabilities():
@@ -56,86 +35,12 @@ def test_an_answer_is_the_likeliest_label_with_rounded_probabilities():
 
 def test_several_runs_answer_by_their_mean_whatever_the_order_of_their_labels():
     other = ClassificationTask(("maybe", "no", "yes"))
-    TASK.check_combines(other, "one", "two")
 
     answer = TASK.combine(
         [(TASK, {"probabilities": [1.0, 0.0, 0.0]}), (other, {"probabilities": [0.5, 0.25, 0.25]})]
     )
 
     assert answer == {"probabilities": [0.625, 0.125, 0.25]}
-
-
-def test_runs_with_other_labels_or_another_task_are_refused():
-    with pytest.raises(CheckpointError, match="the labels differ, 'maybe' only in one and 'x' o"):
-        TASK.check_combines(ClassificationTask(("no", "yes", "x")), "one", "two")
-
-    @dataclass(frozen=True)
-    class Other(ClassificationTask):
-        combines = False
-
-    with pytest.raises(CheckpointError, match="of several runs on classification cannot be comb"):
-        Other(("a", "b")).check_combines(TASK, "one", "two")
-
-
-class Windows:
-    example_of = np.array([0, 0, 1, 2, 2, 2])
-
-    def __len__(self):
-        return len(self.example_of)
-
-
-def test_rows_are_put_together_by_example_in_order():
-    rows = {row: {"said": row} for row in (5, 1, 0, 3, 4)}
-
-    groups = rows_by_example(Windows(), rows)
-
-    assert {example: list(group) for example, group in groups.items()} == {0: [0, 1], 2: [3, 4, 5]}
-
-
-def test_some_examples_are_scored_with_all_their_windows():
-    split = Split("train", Windows(), example_of=Windows.example_of)
-
-    assert subsample(split, 2).order.tolist() == [0, 1, 3, 4, 5]
-    assert subsample(split, 3) is split
-
-
-# --- runs that learnt nothing ------------------------------------------------------------------
-
-
-def failure(accuracy, confusion):
-    task = ClassificationTask(("animal", "number"))
-    return task.failure({"loss": 1.0, "accuracy": accuracy}, {"confusion": confusion})
-
-
-# A row of the table is what was right: 60 animals and 40 numbers.
-@pytest.mark.parametrize(("accuracy", "failed"), [(0.6, True), (0.61, True), (0.63, False)])
-def test_a_classifier_must_beat_the_most_frequent_label_by_a_margin(accuracy, failed):
-    said = failure(accuracy, [[60, 0], [40, 0]])
-
-    assert (said is not None) is failed
-    if said:
-        assert f"{100 * accuracy:.1f} % is no better than always answering animal (60.0 %)" in said
-
-
-def test_the_most_frequent_label_is_that_of_the_examples_and_not_of_the_answers():
-    said = failure(0.3, [[10, 20], [0, 70]])
-
-    assert "always answering number (70.0 %)" in said
-
-
-def test_of_very_many_labels_the_counts_of_each_tell_the_same():
-    task = ClassificationTask(("animal", "number"))
-    counts = {"labels": [[60, 0], [60, 40], [100, 0]]}
-
-    assert task.failure({"accuracy": 0.6}, counts) == failure(0.6, [[60, 0], [40, 0]])
-
-
-def test_where_all_examples_are_of_one_label_nothing_can_be_said():
-    assert failure(1.0, [[50, 0], [0, 0]]) is None
-
-
-def test_what_predicts_no_labels_cannot_fail_so():
-    assert ClassificationTask(()).failure({"loss": 3.0}, {}) is None
 
 
 def test_of_very_many_labels_there_is_no_linear_model_on_words():
@@ -327,22 +232,6 @@ def test_a_folder_without_the_files_and_a_task_that_is_none_are_refused(tmp_path
         Glue(task="rte", folder=str(tmp_path / "none")).load(tmp_path, 0)
     with pytest.raises(ValueError, match=r"'mmli' is not one of .* Did you mean 'mnli'"):
         Glue(task="mmli", folder=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ([[40, 10], [5, 45]], 0.7035265),
-        ([[50, 0], [50, 0]], 0.0),
-        ([[3, 0, 0], [0, 4, 0], [0, 0, 5]], 1.0),
-    ],
-)
-def test_matthews_is_the_correlation_of_labels_and_answers(table, expected):
-    table = torch.tensor(table, dtype=torch.float64)
-
-    correlation = matthews(table.diagonal(), table.sum(1), table.sum(0))
-
-    assert correlation == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(

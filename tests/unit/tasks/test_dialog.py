@@ -12,11 +12,9 @@ import torch
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.replies import Continued
@@ -29,8 +27,6 @@ from transfer_cli.tasks.dialog.task import (
     parse_turn,
     read_turns,
 )
-from transfer_cli.tasks.samples import EmbeddedSample
-from transfer_cli.testing.claims import randomize
 
 WORDS = "i like football am from NYC how are you ? pretty fine great ! a b c d e"
 SLIDE = DialogExample(
@@ -46,7 +42,7 @@ def tokenizer():
     vocabulary = {word: number for number, word in enumerate([*names, *WORDS.split()])}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, names[1]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return LibraryTokenizer(backend)
+    return Tokenizer(backend)
 
 
 def encoded(example, tokenizer, length=64, **options):
@@ -123,15 +119,6 @@ def test_the_oldest_utterances_go_first_then_the_end_of_the_persona(length, kept
     assert max(len(text.split()) for text in texts) <= length
 
 
-def test_counts_of_words_are_those_of_the_replies_whatever_the_candidates(tokenizer):
-    few, more = (
-        replace(SLIDE, choices=[*["a b"] * number, "great !"], label=number) for number in (1, 5)
-    )
-    for example in (few, more):
-        batch = DialogTask().encode([example], tokenizer, 64, "causal").batch(np.array([0]))
-        assert int((batch["next_tokens"] != IGNORE).sum()) == 3
-
-
 def test_marks_may_be_any_texts_but_not_the_same(tokenizer):
     text = encoded(SLIDE, tokenizer, speakers=("i am", "you"))[1][0]
 
@@ -193,22 +180,6 @@ def test_a_length_without_room_for_a_reply_is_refused(tokenizer):
         encoded(DialogExample([], ["a"], ["x", "y"], 0), tokenizer, length=3)
 
 
-def test_a_dialog_is_held_out_with_all_its_turns(tmp_path):
-    path = tmp_path / "turns.jsonl"
-    rows = [
-        {"persona": [str(n)], "history": ["a"] * (2 * at + 1), "candidates": ["x", "y"]}
-        for n in range(20)
-        for at in range(3)
-    ]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-    splits = Dialogs(train=str(path)).load(tmp_path, 0).splits
-
-    train, held_out = ({turn.persona[0] for turn in splits[n]} for n in ("train", "validation"))
-    assert (len(train), len(held_out)) == (18, 2)
-    assert not train & held_out
-
-
 GOOD = {"history": ["a"], "candidates": ["x", "y"]}
 
 
@@ -245,18 +216,6 @@ def test_one_candidate_can_be_asked_about():
     assert parse_turn({"history": ["a"], "candidates": ["x"]}, "x").choices == ["x"]
 
 
-def test_the_sample_gives_nothing_away():
-    data = EmbeddedSample("dialog").load(None, 0)
-
-    assert {name: len(split) for name, split in data.splits.items()} == {
-        "train": 144, "validation": 96, "test": 288,
-    }  # fmt: skip
-    for examples in data.splits.values():
-        assert {len(turn.choices) for turn in examples} == {6}
-    known = {turn.history[-1] for turn in data.splits["train"]}
-    assert not known & {turn.history[-1] for turn in data.splits["test"]}
-
-
 LOSS_WORDS = "the old bridge is red blue over a river and new"
 TOKENIZER = WordPiece(size=80).make(lambda: iter([LOSS_WORDS] * 3))
 TASK = DialogTask(speakers=("is", "and"))
@@ -270,10 +229,7 @@ TURNS = [
 def asked():
     """Return an objective, its model, a batch of two turns, and the encoding of it."""
     objective = NextUtterance(pooling="cls_last", reply_tokens=4)
-    objective.setup(TaskInfo(TOKENIZER, task=TASK))
-    backbone = Backbone(tiny.shape(positions=48, segments=2), TOKENIZER.size)
-    model = TransferModel(backbone, objective.modules(backbone)).eval()
-    randomize(model)
+    model = tiny.at_work(objective, TASK, TOKENIZER, positions=48, segments=2)
     batch = TASK.encode(TURNS, TOKENIZER, 40, "causal").batch(np.arange(2))
     return objective, model, batch, Encoding(model, batch)
 
@@ -341,14 +297,3 @@ def test_what_is_said_follows_from_the_context_alone(asked):
             assert int(logits.argmax()) == int(said)
             so_far = torch.cat([so_far, said[None]])
             speakers = torch.cat([speakers, torch.zeros(1, dtype=torch.long)])
-
-
-def test_a_reply_ends_with_the_positions_of_the_model(asked):
-    _, model, batch, _ = asked
-    tokens, segment = batch["tokens"][:, 0], batch["segment"][:, 0]
-
-    begin = torch.tensor([tokens.shape[1]] * 2)
-    texts = Continued(model, tokens, segment, begin, max_tokens=60)
-    answers = texts.pick_tokens(lambda logits: logits.argmax(1))
-
-    assert answers.shape == (2, 60)

@@ -204,12 +204,6 @@ def test_the_texts_of_a_task_are_parted_as_the_task_is(source):
     assert list(read["validation"].lines()) == [e.text for e in splits["validation"]]
 
 
-def test_two_seeds_draw_other_groups(source):
-    first, second = (source("texts").load(Path(), seed).splits["validation"] for seed in (0, 1))
-
-    assert first != second
-
-
 # --- what becomes of them ------------------------------------------------------------------------
 
 DOUBLED = [

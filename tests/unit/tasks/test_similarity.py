@@ -117,23 +117,12 @@ def test_the_sum_over_sizes_is_that_of_the_first_numbers_alone():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "scored", "key"),
-    [
-        ({"loss": "cosine"}, False, "objective.loss"),
-        ({"loss": "multiple_negatives"}, True, "objective.loss"),
-    ],
-)
-def test_a_loss_that_does_not_go_with_the_data_is_refused(options, scored, key):
+@pytest.mark.parametrize(("loss", "scored"), [("cosine", False), ("multiple_negatives", True)])
+def test_a_loss_that_does_not_go_with_the_data_is_refused(loss, scored):
     info = TaskInfo(tiny.VOCABULARY, task=SimilarityTask(scored=scored))
 
-    with pytest.raises(ConfigError, match=f"^{key}: "):
-        Contrastive(**options).setup(info)
-
-
-def test_sizes_are_smaller_than_a_vector():
-    with pytest.raises(ConfigError, match=r"^objective.matryoshka: "):
-        tiny.model(Contrastive(matryoshka=(24,)))
+    with pytest.raises(ConfigError, match=r"^objective\.loss: "):
+        Contrastive(loss=loss).setup(info)
 
 
 # ---------------------------------------------------------------------------------- measures
@@ -218,13 +207,9 @@ def test_of_inference_come_pairs_and_triples(read):
 @pytest.mark.parametrize(
     ("text", "kind", "place"),
     [
-        ("anchor,positive\na,b\na,\n", PairsTable, "line 3"),
-        ("anchor,positive\na,b\na,a\n", PairsTable, "line 3"),
         ("anchor,positive,negative\na,b,b\n", PairsTable, "line 2"),
-        ("sentence1,sentence2,score\na,b,1\nc,d,high\n", PairsTable, "line 3"),
         ("sentence1,sentence2,score\na,b,1\nc,d,\n", PairsTable, "line 3"),
         ("anchor,positive,negative,score\na,b,c,1\n", PairsTable, "line 2"),
-        ("one,two\na,b\n", PairsTable, "own.csv"),
         ("premise,hypothesis,label\na,b,maybe\n", InferenceTable, "line 2"),
         ("premise,hypothesis,label\na,b,neutral\nc,d,neutral\n", InferenceTable, "own.csv"),
     ],

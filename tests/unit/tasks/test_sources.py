@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.config.build import build
 from transfer_cli.config.models import expand_short_name, listed_models
-from transfer_cli.data.labelled import Example, TaskData
-from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.data.labelled import Example
+from transfer_cli.errors import DataError
 from transfer_cli.tasks import trec
 from transfer_cli.tasks.multilabel import LabelsTable
 from transfer_cli.tasks.regression import NumberTable
-from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.sources import hold_out, hold_out_groups, keep_few
 from transfer_cli.tasks.span.task import SpanExample, SpanTask
 from transfer_cli.tasks.table import Table
@@ -153,22 +151,6 @@ def test_what_leaves_nothing_to_validate_on_is_told_a_key_that_helps(labels, tex
         hold_out(labels, 0.1, 0, "here", texts)
 
 
-@given(many_counts, st.integers(0, 5), st.data())
-def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, data):
-    whole = made(class_counts)
-    total = sum(class_counts)
-    small = data.draw(st.integers(len(class_counts), total))
-    large = data.draw(st.integers(small, total))
-
-    few, more = (
-        keep_few(labels_of(whole), labelled, seed, "here")[0] for labelled in (small, large)
-    )
-
-    assert (len(few), len(more)) == (small, large)
-    assert few <= more
-    assert len(counts(whole[at] for at in few)) == len(class_counts)
-
-
 def test_without_equal_texts_the_draw_is_that_of_before_there_were_groups():
     strata = [number**2 % 7 % 3 for number in range(60)]
 
@@ -291,21 +273,6 @@ def test_a_format_that_the_name_does_not_tell_is_asked_for(write):
     assert len(Table(train=train, format="csv").load(Path(), 0).splits["train"]) == 36
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["a,x", "b,x"], "all examples have the label 'x'"),
-        (["a,x", "b,y", "c,z"], r"share=0\.1 leaves nothing"),
-        (["a,x", "b,x", "c,y,z"], "line 4: 3 columns"),
-        (["a,x", "b, "], "line 3: the label in 'label' is empty"),
-        ([], "has no rows"),
-    ],
-)
-def test_a_table_that_nothing_can_be_learnt_from_is_refused(write, rows, message):
-    with pytest.raises(DataError, match=rf"a\.csv.*{message}"):
-        Table(train=write("a.csv", rows)).load(Path(), 0)
-
-
 @pytest.mark.parametrize(("kind", "labels"), [(NumberTable, "1.5 2"), (LabelsTable, "x|y y")])
 @pytest.mark.parametrize("empty", ["train", "validation", "test"])
 def test_a_split_without_rows_is_refused_whatever_its_answers_are(write, kind, labels, empty):
@@ -317,14 +284,6 @@ def test_a_split_without_rows_is_refused_whatever_its_answers_are(write, kind, l
         kind(**files).load(Path(), 0)
 
 
-def test_numbers_in_place_of_names_are_told_of_the_task_for_them(write):
-    numbers = [f"this is text {number},{number / 7:.3f}" for number in range(60)]
-
-    for label in (None, "label"):
-        with pytest.raises(DataError, match="data=numbers objective=regression"):
-            Table(train=write("a.csv", numbers), label=label).load(Path(), 0)
-
-
 def test_a_label_that_training_never_showed_is_named(write):
     validation = write("v.csv", [ROWS[0], "odd,yse", "odd,maybe", "odd,yse"])
 
@@ -333,29 +292,6 @@ def test_a_label_that_training_never_showed_is_named(write):
         match=r"v\.csv, line 3: the label 'yse' \(and 1 other label\) of validation .* mean 'yes'",
     ):
         Table(train=write("a.csv", ROWS), validation=validation).load(Path(), 0)
-
-
-def test_a_missing_column_is_named_with_those_that_there_are(write):
-    with pytest.raises(DataError, match=r"no column 'question'; there are 'text', 'label'"):
-        Table(train=write("a.csv", ROWS), text="question").load(Path(), 0)
-
-
-def test_an_unknown_format_is_refused_with_the_nearest():
-    node = {"_target_": "transfer_cli.tasks.table.Table", "train": "a", "format": "cvs"}
-
-    with pytest.raises(ConfigError, match=r"data\.format: expected one of .* Did you mean 'csv'"):
-        build(node, "data", TaskData)
-
-
-# ------------------------------------------------------------------------------------- sample
-
-
-def test_the_sample_questions_are_a_task():
-    data = EmbeddedSample("questions", labelled=12).load(Path(), 0)
-
-    assert {"train", "validation", "test"} == set(data.splits)
-    assert counts(data.splits["train"]) == dict.fromkeys(range(6), 2)
-    assert data.splits["test"] == EmbeddedSample("questions").load(Path(), 1).splits["test"]
 
 
 # --- short names of published models -------------------------------------------------------------

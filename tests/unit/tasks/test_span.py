@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
-from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.errors import DataError
 from transfer_cli.tasks import scoring
 from transfer_cli.tasks.base import rows_by_example
-from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.span.task import NO_ANSWER, SpanExample, SpanTask, Squad
 from transfer_cli.tasks.span.windows import (
     FIRST,
@@ -36,31 +35,6 @@ def tokenizer(request):
 
 
 # ---------------------------------------------------------------------------------- scores
-
-
-@pytest.mark.parametrize(
-    ("given", "said", "exact", "f1"),
-    [
-        ("usa", "The U.S.A.!", 1, 1),
-        ("in the Cat hat", "cat in a hat", 0, 1),
-        ("a", "", 1, 1),
-        ("Denver Broncos", "the Broncos of Denver", 0, 0.8),
-        ("", "Denver", 0, 0),
-        ("Denver", "", 0, 0),
-        ("Denver Denver", "Denver", 0, 2 / 3),
-        ("«Denver»", "Denver", 0, 0),  # marks of ASCII alone
-        ("the-a", "thea", 1, 1),  # marks before articles
-    ],
-)
-def test_known_answers_have_their_scores(given, said, exact, f1):
-    assert scoring.exact_match(given, said) == exact
-    assert scoring.word_f1(given, said) == pytest.approx(f1)
-
-
-def test_answers_of_which_nothing_is_left_do_not_count():
-    assert scoring.normalise_answer("The U.S.A.!") == "usa"
-    assert scoring.best_score(scoring.word_f1, ("the", "Rome"), "") == 0
-    assert scoring.best_score(scoring.word_f1, ("the", "!"), "") == 1
 
 
 def official(golds, prediction):
@@ -93,21 +67,9 @@ def official(golds, prediction):
 def test_random_answers_are_scored_as_the_official_script_does():
     draw = random.Random(0)
     words = [
-        "the",
-        "a",
-        "an",
-        "The",
-        "A.",
-        "Rome",
-        "rome!",
-        "U.S.",
-        "of",
-        "-",
-        "é",
-        "\t",
-        "an,",
-        "",
-    ]
+        "the", "a", "an", "The", "A.", "the-a", "Rome", "rome!", "«Rome»", "U.S.", "of", "-", "é",
+        "\t", "an,", "",
+    ]  # fmt: skip
 
     def text():
         return draw.choice([" ", "", "  "]).join(draw.choices(words, k=draw.randrange(5)))
@@ -140,14 +102,6 @@ def test_the_threshold_is_the_best_of_all_that_could_be():
 # --------------------------------------------------------------------------------- windows
 
 
-def test_windows_begin_every_step_and_each_piece_belongs_to_one():
-    starts = window_starts(500, 100, 40)
-    owned = owned_pieces(500, 100, starts)
-
-    assert list(starts) == list(range(0, 401, 40))
-    assert [piece for first, past in owned for piece in range(first, past)] == list(range(500))
-
-
 def test_a_piece_belongs_to_the_window_with_most_context():
     draw = random.Random(0)
     for _ in range(200):
@@ -155,6 +109,7 @@ def test_a_piece_belongs_to_the_window_with_most_context():
         starts = window_starts(pieces, size, draw.randrange(1, size))
         owned = owned_pieces(pieces, size, starts)
 
+        assert [piece for first, past in owned for piece in range(first, past)] == [*range(pieces)]
         for piece in range(pieces):
             scores = []
             for start in starts:
@@ -173,11 +128,6 @@ def test_rows_of_384_tokens_are_cut_as_berts(tokenizer, length, question, step):
     layout = RowLayout.for_length(tokenizer, "bidirectional", length)
 
     assert (layout.question, layout.step, layout.room) == (question, step, length - 3)
-
-
-def test_a_window_that_is_no_longer_than_a_step_is_refused(tokenizer):
-    with pytest.raises(ConfigError, match=r"data\.step is 20 and data\.question_length is 15"):
-        RowLayout.for_length(tokenizer, "bidirectional", 38, 15, 20)
 
 
 def encoded(tokenizer, examples, length=26, direction="bidirectional", **options):
@@ -327,13 +277,6 @@ def test_the_fitted_threshold_is_the_best_one(tokenizer):
     assert task.scores(data, apart)["exact_match"] == 100
 
 
-def test_a_run_that_finds_no_answers_has_failed():
-    assert "learnt" not in (SpanTask().failure({"f1": 1.0}, {}) or "")
-    assert "1.0 %" in (SpanTask().failure({"f1": 1.0}, {}) or "")
-    assert SpanTask().failure({"f1": 51.0, "f1/HasAns": 0.5}, {}) is not None
-    assert SpanTask().failure({"f1": 30.0}, {}) is None
-
-
 # ----------------------------------------------------------------------------------- files
 
 QUESTION = {"id": "1", "question": "Which river ?", "context": TEXT,
@@ -349,7 +292,8 @@ def squad(*questions, **paragraph):
 def load(path, content, **options):
     """Return the data in a file."""
     lines = content if isinstance(content, list) else [content]
-    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    is_raw = isinstance(content, bytes)
+    path.write_bytes(content if is_raw else "\n".join(map(json.dumps, lines)).encode())
     return Squad(train=str(path), validation=str(path), **options).load(path.parent, 0)
 
 
@@ -399,14 +343,14 @@ def test_one_line_of_json_is_json_lines(tmp_path):
         ("a.jsonl", [QUESTION, QUESTION], "line 2: the id '1' is also that of line 1"),
         ("a.json", squad(QUESTION, QUESTION),
          r"data\[0\].paragraphs\[0\].qas\[1\]: the id '1' is also that of data\[0\]"),
-        ("a.jsonl", [{**QUESTION, "answers": "Rhine"}], "'answers' is text, expected a list"),
+        ("a.jsonl", [{**QUESTION, "answers": "Rhine"}], "'answers' is a string, expected a list"),
         ("a.jsonl", [{**QUESTION, "answers": [{"text": "Rhine"}]}], "no 'answer_start'"),
         ("a.jsonl", [{**QUESTION, "answers": [{"text": "Rhine", "answer_start": True}]}],
-         "'answer_start' is True, expected a whole number"),
+         "'answer_start' is true or false, expected a whole number"),
         ("a.jsonl", [{k: v for k, v in QUESTION.items() if k != "answers"}], "'answers' is null"),
         ("a.jsonl", [{**QUESTION, "answers": {"text": ["a"], "answer_start": []}}],
          "has 1 texts and 0 times"),
-        ("a.jsonl", [{**QUESTION, "question": 3}], "'question' is a whole number, expected text"),
+        ("a.jsonl", [{**QUESTION, "question": 3}], "'question' is a number, expected text"),
         ("a.json", {"data": [{"title": "T"}]}, r"data\[0\]: no 'paragraphs'; there is 'title'"),
         ("a.json", {"version": "1.1"}, "a.json: no 'data'"),
         ("a.json", squad(QUESTION, context=None), "'context' is null, expected text"),
@@ -414,26 +358,15 @@ def test_one_line_of_json_is_json_lines(tmp_path):
         ("a.json", [[1]], "a list, expected an object"),
         ("a.csv", [QUESTION], "expected a file of SQuAD's form"),
         ("a.jsonl", [{**QUESTION, "answers": []}], "no question has an answer"),
+        ("a.json", b'{"data": [\n\n}', r"a\.json, line 3: not JSON"),
+        ("a.json", b'{"data":\n "\xff"}', r"a\.json, line 2: not UTF-8"),
+        ("a.json", b"", "is empty"),
+        ("a.json", b'{"data": [], "data": []}', "'data' is there twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(tmp_path, name, content, said):
     with pytest.raises(DataError, match=said):
         load(tmp_path / name, content)
-
-
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        (b'{"data": [\n\n}', "line 3: not JSON"),
-        (b'{"data":\n "\xff"}', "line 2: not UTF-8"),
-        (b"", "is empty"),
-        (b'{"data": [], "data": []}', "'data' is there twice"),
-    ],
-)
-def test_broken_files_are_named_with_the_place(tmp_path, raw, said):
-    (tmp_path / "a.json").write_bytes(raw)
-    with pytest.raises(DataError, match=said):
-        Squad(train=str(tmp_path / "a.json")).load(tmp_path, 0)
 
 
 def test_few_misplaced_answers_are_left_out_of_training_alone(tmp_path, caplog):
@@ -445,31 +378,3 @@ def test_few_misplaced_answers_are_left_out_of_training_alone(tmp_path, caplog):
     assert len(data.splits["train"]) == 199
     assert len(data.splits["validation"]) == 200
     assert "1 of 200 questions are left out" in caplog.text
-
-
-def test_texts_are_held_out_with_all_their_questions(tmp_path):
-    rows = [{**QUESTION, "id": n, "context": f"{TEXT} {n // 3}"} for n in range(60)]
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-
-    data = Squad(train=str(path), validation_share=0.2, labelled=10).load(tmp_path, 0)
-
-    train, held = ({example.context for example in data.splits[n]} for n in ("train", "validation"))
-    assert len(data.splits["validation"]) == 12
-    assert len(data.splits["train"]) == 10
-    assert not train & held
-
-
-def test_the_sample_asks_for_one_of_several_names(tmp_path):
-    data = EmbeddedSample("spans").load(tmp_path, 0)
-
-    sizes = {name: len(examples) for name, examples in data.splits.items()}
-    names = {
-        name: {a for example in examples for a in example.answers}
-        for name, examples in data.splits.items()
-    }
-    assert sizes == {"train": 1200, "validation": 120, "test": 300}
-    assert not names["train"] & names["test"]
-    for example in data.splits["test"]:
-        assert not example.answers or example.context.startswith(example.answers[0], example.start)
-    assert sum(not example.answers for example in data.splits["test"]) == 60

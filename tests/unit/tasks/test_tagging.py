@@ -15,10 +15,8 @@ from transfer_cli.data.tokenizer_recipes import BytePairs, WordPiece
 from transfer_cli.errors import DataError
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.tasks.base import build_task
-from transfer_cli.tasks.samples import EmbeddedSample
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.files import TaggedFiles
-from transfer_cli.tasks.tagging.readers import TagColumns, sentences
 from transfer_cli.tasks.tagging.schemes import allowed_transitions, viterbi
 from transfer_cli.tasks.tagging.task import (
     TagExample,
@@ -458,41 +456,8 @@ def test_bad_input_is_told_with_file_and_line(tmp_path, name, text, options, sai
     assert said in str(error.value)
 
 
-def test_a_tag_only_in_test_is_told_with_its_line(tmp_path):
-    (tmp_path / "a.conll").write_text("a O\n\nb B-PER\n")
-    (tmp_path / "t.conll").write_text("a O\n\nb B-PR\n")
-    with pytest.raises(DataError, match=r"t.conll, line 3: the tag 'B-PR' is not among the 2"):
-        TaggedFiles(
-            train=str(tmp_path / "a.conll"),
-            validation=str(tmp_path / "a.conll"),
-            test=str(tmp_path / "t.conll"),
-        ).load(tmp_path, 0)
-
-
 def test_comments_are_left_out_on_request(tmp_path):
-    (tmp_path / "a.conll").write_text("# O\nb O\n")
+    text = "# O\na O\nb B-X\n"
 
-    assert len(sentences(tmp_path / "a.conll", "conll", TagColumns())[0].words) == 2
-    assert len(sentences(tmp_path / "a.conll", "conll", TagColumns(comments=True))[0].words) == 1
-
-
-def test_the_sample_shows_no_kind_by_its_wording_and_no_name_in_two_splits(tmp_path):
-    data = EmbeddedSample("tags").load(tmp_path, 0)
-    train, test = (data.splits[name] for name in ("train", "test"))
-
-    assert [len(data.splits[name]) for name in ("train", "validation", "test")] == [600, 120, 300]
-    assert len(data.labels) == 13
-    names = [
-        {word for text in split for word, tag in zip(text.words, text.label, strict=True) if tag}
-        for split in (train, test)
-    ]
-    assert not names[0] & names[1]
-    assert sum(data.labels[tag][0] == "I" for text in train for tag in text.label) == 200
-
-
-def test_few_labels_keep_each_kind(tmp_path):
-    data = EmbeddedSample("tags", labelled=30).load(tmp_path, 0)
-
-    tags = {tag for example in data.splits["train"] for tag in example.label}
-    assert len(data.splits["train"]) == 30
-    assert tags == {*range(13)}
+    for options, words in ({}, ["#", "a", "b"]), ({"comments": True}, ["a", "b"]):
+        assert load(tmp_path, text, **options).splits["train"][0].words == words

@@ -13,8 +13,6 @@ from transfer_cli.data.columns import choose_columns
 from transfer_cli.data.tokenizer_recipes import WordPiece
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
@@ -49,10 +47,8 @@ def encoded(direction="causal", examples=PAIRS, length=16, **options):
 def asked(direction="causal", beams=1, **options):
     """Return an objective, its model and a batch of both pairs."""
     objective = PrefixLM(beams=beams)
-    objective.setup(TaskInfo(TOKENIZER, task=TextToTextTask(target_length=4, **options)))
-    backbone = Backbone(tiny.shape(direction=direction, positions=24), TOKENIZER.size)
-    model = TransferModel(backbone, objective.modules(backbone)).eval()
-    tiny.lively(model, 0)
+    task = TextToTextTask(target_length=4, **options)
+    model = tiny.at_work(objective, task, TOKENIZER, direction=direction, positions=24)
     batch = encoded(direction, target_length=4, **options)
     return objective, model, objective.prepare(batch, ExampleNoise(0, "test"))
 
@@ -164,7 +160,6 @@ def test_an_answer_does_not_depend_on_the_target_beside_it(direction, beams):
     ("given", "said", "expected"),
     [
         ("the cat sat", "The cat, sat!", 1),
-        ("police killed the gunman", "police kill the gunman", 0.75),
         ("police killed the gunman", "the gunman kill police", 0.5),
         ("a b c d", "a x c", 2 * 2 / 7),
         ("", "", 1),
@@ -284,7 +279,7 @@ def test_source_and_target_give_a_text_back_and_hide_the_share_that_is_asked():
         assert hidden.pop([*hidden][-1]) == []
         assert all(hidden.values())
         assert source[0] == text[0]
-        assert len(source) + len(target) == how.max_total_tokens(len(text))
+        assert len(source) + len(target) == sum(how.sizes(len(text)))
         share = sum(map(len, hidden.values())) / len(text)
         assert abs(share - 0.15) <= max(1 / len(text), 0.5 if len(text) < 4 else 0)
 

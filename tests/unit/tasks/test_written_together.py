@@ -6,9 +6,7 @@ import torch
 
 from tests import tiny
 from tests.unit.tasks.test_seq2seq import PAIRS, TOKENIZER
-from transfer_cli.model.encoder_decoder import build_backbone
-from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.tasks.text_to_text.seq2seq import Seq2Seq, split_source_and_target
 from transfer_cli.tasks.text_to_text.task import PrefixLM, TextToTextTask
 
@@ -21,13 +19,12 @@ def at_work(direction, beams):
     """Return an objective, two models of other depths, and a batch of sources."""
     task = TextToTextTask(target_length=MOST)
     objective = (Seq2Seq if direction == "encoder_decoder" else PrefixLM)(beams=beams)
-    objective.setup(TaskInfo(TOKENIZER, task=task))
-    models = []
-    for seed, depth in enumerate((2, 3)):
-        shape = tiny.shape(direction=direction, positions=24, depth=depth)
-        backbone = build_backbone(shape, TOKENIZER.size)
-        models.append(TransferModel(backbone, objective.modules(backbone)).eval())
-        tiny.lively(models[-1], seed)
+    models = [
+        tiny.at_work(
+            objective, task, TOKENIZER, seed, direction=direction, positions=24, depth=depth
+        )
+        for seed, depth in enumerate((2, 3))
+    ]
     sources = [task.unlabelled(pair) for pair in PAIRS]
     data = task.encode(sources, TOKENIZER, 20, direction)
     return objective, models, data.batch(np.arange(len(sources)))

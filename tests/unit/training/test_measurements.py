@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from itertools import chain, repeat
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,9 +29,8 @@ from transfer_cli.runs.items import Item
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.training import examples as items
 from transfer_cli.training.console import accuracy_text, pace_text
-from transfer_cli.training.energy import Meter, device_meter
 from transfer_cli.training.measurements import hyperparameters, layer_shares, peak_memory
-from transfer_cli.training.spending import Footprint, Spending
+from transfer_cli.training.spending import Meter, Spending, device_meter
 
 CONFIG = {
     "seed": 3,
@@ -97,10 +97,13 @@ EXAMPLES = (
 LABELS = ("number", "place")
 
 
-def noted_items(split, outcomes, data=None):
+TASK = ClassificationTask(LABELS)
+
+
+def noted_items(split, outcomes, task=TASK):
     notes = items.outcome_collector(split)
     notes.note([(Portion.of(np.arange(len(split.data))), outcomes)])
-    return items.collect_items(split, data or PreparedData({}, ClassificationTask(LABELS)), notes)
+    return items.collect_items(split, task, notes)
 
 
 @pytest.fixture
@@ -139,10 +142,7 @@ def test_texts_whose_states_are_kept_are_found_too(split):
 def test_a_language_model_has_no_labels(split):
     outcomes = ExampleResults(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([2, 3, 4]))
 
-    labelled, block = (
-        noted_items(split, outcomes),
-        noted_items(blocks(), outcomes, PreparedData({})),
-    )
+    labelled, block = noted_items(split, outcomes), noted_items(blocks(), outcomes, None)
 
     for item in (*labelled, *block):
         assert (item.label, item.predicted, item.probability) == ("", "", 0.0)
@@ -157,7 +157,7 @@ def test_of_many_examples_no_texts_are_kept_and_of_very_many_nothing(split, monk
 
     monkeypatch.setattr(items, "MOST_ITEMS", 2)
     assert items.outcome_collector(split) is None
-    assert items.collect_items(split, PreparedData({}, ClassificationTask(LABELS)), None) == []
+    assert items.collect_items(split, TASK, None) == []
     assert "nothing of the test split, which has more than 2 examples" in caplog.text
 
 
@@ -168,7 +168,7 @@ def blocks():
 
 
 def test_words_are_compared_on_so_many_examples_at_most(split, monkeypatch):
-    data = PreparedData({"train": split, "test": split}, ClassificationTask(LABELS))
+    data = PreparedData({"train": split, "test": split}, TASK)
     whole = items.linear_baseline(data, "test")
     monkeypatch.setattr(items, "MAX_BASELINE_EXAMPLES", 2)
     some = items.linear_baseline(data, "test")
@@ -181,33 +181,23 @@ def test_words_are_compared_on_so_many_examples_at_most(split, monkeypatch):
 # --- what is spent -------------------------------------------------------------------------------
 
 
-class Clock:
-    """A clock that says what it is told to."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def run(tmp_path):
     return RunDirectory(tmp_path)
 
 
-def life(run, *, seconds, flops, joules=None, footprint=None):
+def life(run, *, seconds, flops, joules=None, **co2):
     """Let a run go on for a while, and write down what it has spent; return that."""
-    clock, meter = Clock(), Meter("nobody asked")
+    meter = Meter("nobody asked")
     if joules is not None:
         readings = iter((1_000, 1_000 + int(joules * 1_000)))
         nvml = SimpleNamespace(
             NVMLError=Exception, nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(readings)
         )
         meter = Meter("told", nvml)
-    spending = Spending(meter, footprint or Footprint(), clock)
+    times = chain([0.0], repeat(seconds))
+    spending = Spending(meter, clock=lambda: next(times), **co2)
     spending.load_earlier(run)
-    clock.now = seconds
     assert spending.add(Flops(flops, 1)) == (flops, 1)
     spending.write(run)
     return json.loads(run.timing.read_text())["spent"]
@@ -237,7 +227,7 @@ def test_energy_that_is_known_of_a_part_alone_is_not_told(run, energies):
 
 
 def test_carbon_dioxide_is_by_the_users_own_numbers(run):
-    spent = life(run, seconds=1.0, flops=1, joules=7.2e6, footprint=Footprint(1.5, 0.4))
+    spent = life(run, seconds=1.0, flops=1, joules=7.2e6, pue=1.5, kg_per_kwh=0.4)
 
     assert spent["kg_co2"] == pytest.approx(2 * 1.5 * 0.4)
 
@@ -252,10 +242,10 @@ def test_what_cannot_be_read_of_earlier_counts_as_nothing(run, content):
 
 
 def test_a_note_is_due_twice_a_minute_and_holds_what_was_not_added_yet(run):
-    clock = Clock()
-    spending = Spending(Meter("off"), Footprint(), clock)
+    now = 0.0
+    spending = Spending(Meter("off"), clock=lambda: now)
     due = []
-    for clock.now in (1.0, 29.0, 31.0, 40.0, 61.5):
+    for now in (1.0, 29.0, 31.0, 40.0, 61.5):  # noqa: B007 - the clock reads it
         due.append(spending.is_due())
 
     spending.write(run, Flops(11, 11))
@@ -310,51 +300,38 @@ def test_a_gpu_counts_from_when_the_run_began(count):
     assert (meter.has_reading, meter.source) == (True, "nvml")
 
 
-def test_a_gpu_without_a_counter_says_so(count):
-    count(NVMLError("Not Supported"))
-
+@pytest.mark.parametrize(("readings", "joules"), [((), [0.0]), ((5_000, 6_000), [1.0, 0.0, 0.0])])
+def test_a_counter_that_is_not_there_or_goes_away_says_so_and_ends_all_numbers(
+    count, readings, joules
+):
+    count(*readings, NVMLError("GPU is lost"))
     meter = device_meter(GPU)
 
-    assert (meter.has_reading, meter.joules(), meter.source) == (False, 0.0, "NVML: Not Supported")
-
-
-def test_a_counter_that_goes_away_ends_all_numbers(count):
-    count(5_000, 6_000, NVMLError("GPU is lost"))
-    meter = device_meter(GPU)
-
-    assert [meter.joules() for _ in range(3)] == [1.0, 0.0, 0.0]
+    assert [meter.joules() for _ in joules] == joules
     assert (meter.has_reading, meter.source) == (False, "NVML: GPU is lost")
 
 
-def test_a_missing_package_is_named(monkeypatch):
+@pytest.mark.parametrize(("device", "why"), [(GPU, "pip install nvidia-ml-py"), (CPU, "GPU")])
+def test_where_nobody_counts_it_is_said_why(device, why, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    meter = device_meter(GPU)
-
-    assert not meter.has_reading
-    assert "pip install nvidia-ml-py" in meter.source
-
-
-def test_a_processor_counts_nothing():
-    meter = device_meter(CPU)
+    meter = device_meter(device)
 
     assert (meter.has_reading, meter.joules()) == (False, 0.0)
-    assert "GPU" in meter.source
+    assert why in meter.source
 
 
 # --- what is printed -----------------------------------------------------------------------------
 
 
-def test_a_table_of_what_became_of_each_label_is_put_into_words():
-    said = accuracy_text([[45, 5], [15, 135]], ["spam", "no\nspam"])
+TABLE, NAMES = [[45, 5], [15, 135]], ["spam", "no\nspam"]
 
-    assert said == (
+
+def test_a_table_of_what_became_of_each_label_is_put_into_words():
+    assert accuracy_text(TABLE, NAMES) == (
         "of 100 such texts about 90 get the right label (85 to 93, by these 200); always saying "
         "'no spam' gets 75 right"
     )
-
-
-TABLE, NAMES = [[45, 5], [15, 135]], ["spam", "no spam"]
 
 
 @pytest.mark.parametrize(
@@ -371,21 +348,13 @@ def test_a_model_that_words_alone_would_beat_is_told_so(right, ending):
     assert accuracy_text(TABLE, NAMES, by_words).endswith(ending)
 
 
-def test_a_linear_model_that_saw_some_texts_only_says_how_many():
-    by_words = {"right": 190, "scored": 200, "trained_on": 10_000, "of": 25_000}
+def test_what_was_compared_is_said_and_equal_texts_make_an_interval_no_narrower():
+    by_words = {"right": 190, "scored": 200, "trained_on": 10, "of": 25, "different": 50}
 
-    assert accuracy_text(TABLE, NAMES, by_words).endswith(
-        "words 95 (fitted on 10,000 of 25,000 texts), more than this model"
-    )
+    text = accuracy_text(TABLE, NAMES, by_words)
 
-
-def test_equal_texts_make_an_interval_no_narrower():
-    by_words = {"right": 150, "scored": 200, "trained_on": 9, "of": 9, "different": 50}
-
-    assert (
-        "about 90 get the right label (79 to 96, by these 200, 50 of them different)"
-        in accuracy_text(TABLE, NAMES, by_words)
-    )
+    assert text.endswith("words 95 (fitted on 10 of 25 texts), more than this model")
+    assert "about 90 get the right label (79 to 96, by these 200, 50 of them different)" in text
 
 
 @pytest.mark.parametrize(

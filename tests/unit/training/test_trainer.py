@@ -25,7 +25,7 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.checkpoint import newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training import train, workers
+from transfer_cli.training import process_group, train, workers
 from transfer_cli.training.checkpoints import CheckpointWriter, describe_model
 from transfer_cli.training.resume import course_change_text
 
@@ -193,16 +193,10 @@ def test_the_rate_ahead_is_told_though_the_run_was_once_cut_short(jumping, tmp_p
 
 
 def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
-    lora = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
-    new = {"_target_": f"{configs.PLANS}.NewWeights"}
-    base = tmp_path / "base"
-    shutil.copytree(pretrained, base)
-    run = configs.run(
-        configs.following(base, tmp_path, adaptation__edits=lora, adaptation__plan=new,
-                          adaptation__store="trained", checkpoint__every="1 steps",
-                          checkpoint__keep=0),
-        "finetune", tmp_path / "run",
-    )  # fmt: skip
+    base = shutil.copytree(pretrained, tmp_path / "base")
+    config = configs.following(base, tmp_path, **configs.ONLY_LORA, adaptation__store="trained",
+                               checkpoint__every="1 steps", checkpoint__keep=0)  # fmt: skip
+    run = configs.run(config, "finetune", tmp_path / "run")
     cut = cut_back(run, tmp_path / "cut", 2)
     other = configs.run(
         configs.config("pretrain", tmp_path, seed=5), "pretrain", tmp_path / "other"
@@ -217,21 +211,12 @@ def test_trained_weights_are_put_on_no_other_backbone(tmp_path, pretrained):
 # --- train ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def second_process(monkeypatch):
-    """Be the second process, on another machine; give what the first one says."""
-
-    def say(text):
-        monkeypatch.setattr(train.distributed, "is_main", lambda: False)
-        monkeypatch.setattr(train.distributed, "rank", lambda: 1)
-        monkeypatch.setattr(train.distributed, "broadcast_text", lambda _: text)
-        monkeypatch.setattr(train, "SECONDS_TO_APPEAR", 0.0)
-
-    return say
-
-
-def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, second_process):
-    second_process(str(tmp_path / "elsewhere"))
+def test_a_directory_that_is_not_shared_is_refused_at_once(tmp_path, monkeypatch):
+    place = str(tmp_path / "elsewhere")  # as the first process says to the second
+    monkeypatch.setattr(train.distributed, "is_main", lambda: False)
+    monkeypatch.setattr(train.distributed, "rank", lambda: 1)
+    monkeypatch.setattr(train.distributed, "broadcast_text", lambda _: place)
+    monkeypatch.setattr(train, "SECONDS_TO_APPEAR", 0.0)
 
     with pytest.raises(RunError, match=r"run\.dir: process 1 on .* does not see .*elsewhere"):
         train._share_directory(None)
@@ -249,18 +234,15 @@ def test_the_signal_that_ended_a_process_is_named(number, name):
     )  # fmt: skip
 
 
-def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
+@pytest.mark.parametrize("folder", ["it's", 'say "hi"', "a,b=[c]", "tail\\", "two\nlines", "ü%$x"])
+def test_started_processes_get_what_was_typed_and_the_directory_of_their_job(folder):
     typed = ["seed=1", "run.dir=all"]
 
-    assert workers.worker_overrides(typed, None) == typed
-    assert workers.worker_overrides(typed, "all/job 3") == ["seed=1", "run.dir='all/job 3'"]
+    kept, word = workers.worker_overrides(typed, folder)
 
-
-@pytest.mark.parametrize("folder", ["it's", 'say "hi"', "a,b=[c]", "tail\\", "two\nlines", "ü%$x"])
-def test_the_processes_of_a_job_read_its_folder_as_it_is(folder):
-    [word] = workers.worker_overrides([], folder)
-
+    assert (kept, word.partition("=")[0]) == ("seed=1", "run.dir")
     assert OverridesParser.create().parse_override(word).value() == folder
+    assert workers.worker_overrides(typed, None) == typed
 
 
 @pytest.mark.parametrize(("world", "wanted"), [(None, [False, True]), ("2", [False, False])])
@@ -272,18 +254,14 @@ def test_only_a_process_that_no_torchrun_has_started_starts_others(monkeypatch, 
 
 def test_processes_with_other_configs_are_refused(monkeypatch):
     monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, text])
-    workers._check_same_config("seed: 0")
+    process_group._check_same_config("seed: 0")
 
     monkeypatch.setattr(workers.distributed, "all_gather_text", lambda text: [text, "another"])
     with pytest.raises(RunError, match=r"^process 1 of 2 has another config or version"):
-        workers._check_same_config("seed: 0")
+        process_group._check_same_config("seed: 0")
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
-
-
-LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
-NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
 
 
 @pytest.fixture
@@ -311,29 +289,17 @@ def state_of(run, step):
     return {"step": run.step.state_dict(), "progress": {"step": step}, "records": {}}
 
 
-def test_the_best_weights_come_back_and_not_the_last_ones(kept):
-    run, _, keeping = kept()
-    keeping.save_best(3)
-    best = disturbed(run.model)
-
-    keeping.load_best()
-
-    assert tiny.same(run.model.state_dict(), best)
-
-
-def flip(file):
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
-def test_in_place_of_damaged_best_weights_the_copy_in_the_checkpoint_is_taken(kept, caplog):
+def test_the_best_weights_come_back_or_where_they_are_damaged_their_copy(kept, caplog):
     run, directory, keeping = kept()
     keeping.save_best(3)
-    keeping.save(3, state_of(run, 3), with_best=True)
     best = disturbed(run.model)
-    flip(directory.best / WEIGHTS)
+    keeping.load_best()
+    assert tiny.same(run.model.state_dict(), best)
 
+    keeping.save(3, state_of(run, 3), with_best=True)
+    disturbed(run.model)
+    content = (directory.best / WEIGHTS).read_bytes()
+    (directory.best / WEIGHTS).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     keeping.load_best()
 
     assert tiny.same(run.model.state_dict(), best)
@@ -346,27 +312,18 @@ def test_the_newest_checkpoint_is_found_and_old_ones_go(kept):
     assert keeping.newest() is None
     keeping.save_best(1)
     for step in (1, 2, 10):
-        keeping.save(step, state_of(run, step), with_best=step > 1)
+        keeping.save(step, state_of(run, step), with_best=step > 2)
 
     assert checkpoint.step_of(keeping.newest()) == 10
     names = sorted(path.name for path in directory.checkpoints.iterdir())
     assert names == ["best", "step-00000002", "step-00000010"]
-    assert (directory.checkpoints / "step-00000010" / "best" / WEIGHTS).exists()
-
-
-def test_a_checkpoint_takes_the_best_weights_along_only_if_there_are_some(kept):
-    run, directory, keeping = kept()
-    keeping.save_best(1)
-
-    keeping.save(2, state_of(run, 2), with_best=False)
-
-    assert not (directory.checkpoints / "step-00000002" / "best").exists()
+    with_best = [(directory.checkpoints / name / "best").exists() for name in names[1:]]
+    assert with_best == [False, True]
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tmp_path, store):
-    run, directory, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
-                               adaptation__store=store)  # fmt: skip
+    run, directory, keeping = kept(**configs.ONLY_LORA, adaptation__store=store)
     tiny.lively(run.model)
     batch = run.data.splits["train"].data.batch(range(4))
     run.model.eval()
@@ -380,7 +337,7 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tm
     merged = store == "merged"
     assert any(".lora." in name for name in stored) is not merged
     assert ("lora" in read_description(directory.model).edits) is not merged
-    edits = {} if merged else LORA
+    edits = {} if merged else {"lora": configs.LORA}
     fresh = configs.following(pretrained, tmp_path, adaptation__edits=edits)
     model = build_run(fresh, "finetune").model.eval()
     model.load_state_dict(stored)
@@ -390,20 +347,12 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tm
     assert tiny.same(stored, {n: run.model.state_dict()[n] for n in stored})
 
 
-def parts_config(directory, pretrained):
-    return configs.following(
-        pretrained, directory.path.parent, adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
-        adaptation__store="merged",
-    )  # fmt: skip
-
-
-def test_checkpoints_of_a_folded_model_keep_their_own_description(kept, pretrained):
-    run, directory, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
-                               adaptation__store="merged")  # fmt: skip
+def test_checkpoints_of_a_folded_model_keep_their_own_description(kept):
+    run, directory, keeping = kept(**configs.ONLY_LORA, adaptation__store="merged")
     keeping.save(1, state_of(run, 1), with_best=False)
     stored = keeping.tensors()
     for _ in range(2):  # a run may finish twice: each time with the weights of a checkpoint
-        run = build_run(parts_config(directory, pretrained), "finetune")
+        run = build_run(run.blueprint.config, "finetune")
         load_strictly(run.model, stored, directory.path, frozenset())
         keeping = CheckpointWriter(run, directory, 0)
         keeping.write_model(keeping.tensors())

@@ -24,7 +24,6 @@ from transfer_cli.analysis.analysis import Analysis, Subject
 from transfer_cli.analysis.probes import mlp
 from transfer_cli.analysis.probes.linear import (
     STRENGTHS,
-    LinearProbe,
     LogProbs,
     codelength,
     fit_probe,
@@ -172,55 +171,13 @@ def scores(predicted_N: Tensor, label_N: Tensor, classes: int) -> dict[str, floa
     return {"accuracy": int(right_C.sum()) / len(label_N), "macro_f1": float(f1_C.mean())}
 
 
-def linear_entry(
-    layer: int | str, control: str | None, probe: LinearProbe, log_NC: Tensor, label_N: Tensor
-) -> Entry:
-    """Return what is found of a layer by a linear probe that gives these log-probabilities."""
-    return {
-        "layer": layer,
-        "control": control,
-        **scores(log_NC.argmax(1), label_N, log_NC.shape[1]),
-        "loss": float(F.nll_loss(log_NC, label_N)),
-        "strength": probe.strength,
-        "loss_where_chosen": probe.selection_loss,
-        "gradient": probe.gradient,
-    }
-
-
-def mlp_entry(
-    layer: int, control: str | None, predicted_SN: Tensor, label_N: Tensor, classes: int
-) -> Entry:
-    """Return what is found of a layer by several mlp probes: means, and the deviation."""
-    of_seeds = [scores(predicted_N, label_N, classes) for predicted_N in predicted_SN]
-    accuracy_S = torch.tensor([of_seed["accuracy"] for of_seed in of_seeds], dtype=torch.float64)
-    return {
-        "layer": layer,
-        "control": control,
-        "accuracy": float(accuracy_S.mean()),
-        "macro_f1": sum(of_seed["macro_f1"] for of_seed in of_seeds) / len(of_seeds),
-        "deviation": float(accuracy_S.std()) if len(of_seeds) > 1 else None,
-    }
-
-
 CONTROLS = ("random", "shuffled", "types")
 """Fresh weights, labels exchanged among all, labels of word types."""
 
 
 @dataclass(frozen=True)
 class Probes(Analysis):
-    """Trains a probe on every layer, and on a learnt mix of them; see `conf/analysis/probes.yaml`.
-
-    Args:
-        task: A task made from the texts; None: the labels of the data.
-        layers: Which of the L + 1 states, 0 the embeddings; all, or numbers.
-        controls: Of `CONTROLS`; auto: those that fit.
-        pooling: How the states of a text become one, see `model.pooling.pool`.
-        mix: Whether a mix of the layers is learnt by linear probes, too.
-        mdl: Whether the codelength of the labels is computed, too.
-        strengths: Of the L2 penalty, see `probes.linear.fit_probe`.
-        seeds: How many mlp probes each layer has.
-        most: Units of each split at most.
-    """
+    """Trains a probe on every layer, and on a mix of them; see `conf/analysis/probes.yaml`."""
 
     task: SurfaceTask | None = None
     layers: Literal["all"] | tuple[int, ...] = "all"
@@ -306,16 +263,32 @@ class Probes(Analysis):
             return
         with progress(f"probes{f' ({name})' if name else ''}", len(layers), "layers") as more:
             for at, layer in enumerate(layers):
-                train, chosen_on, scored = (parts[part].layer(at) for part in PARTS)
-                probe = fit_probe(train, chosen_on, classes, self.strengths)
-                log_NC = probe.log_probs(scored.states)
-                entry = linear_entry(layer, name, probe, log_NC, scored.label)
+                of_layer = {part: parts[part].layer(at) for part in PARTS}
+                entry = self._linear_entry(of_layer, layer, name, classes)
                 if self.mdl:
-                    entry |= self._online_code(train, chosen_on, classes, seed)
+                    entry |= self._online_code(of_layer, classes, seed)
                 more(1)
                 yield entry
 
-    def _online_code(self, train: Probed, chosen_on: Probed, classes: int, seed: int) -> Entry:
+    def _linear_entry(
+        self, parts: Parts, layer: int | str, control: str | None, classes: int
+    ) -> Entry:
+        """Return what a linear probe finds of the states of one layer."""
+        probe = fit_probe(parts["train"], parts["chosen_on"], classes, self.strengths)
+        scored = parts["scored"]
+        log_NC = probe.log_probs(scored.states)
+        return {
+            "layer": layer,
+            "control": control,
+            **scores(log_NC.argmax(1), scored.label, classes),
+            "loss": float(F.nll_loss(log_NC, scored.label)),
+            "strength": probe.strength,
+            "loss_where_chosen": probe.selection_loss,
+            "gradient": probe.gradient,
+        }
+
+    def _online_code(self, parts: Parts, classes: int, seed: int) -> Entry:
+        train, chosen_on = parts["train"], parts["chosen_on"]
         generator = torch.Generator().manual_seed(derive(seed, "online code"))
         order = torch.randperm(len(train.label), generator=generator)
 
@@ -333,9 +306,19 @@ class Probes(Analysis):
     ) -> Iterator[Entry]:
         seeds = [derive(seed, "mlp probe", number) for number in range(self.seeds)]
         probes = mlp.fit_probes(parts["train"], parts["chosen_on"], classes, seeds)
-        predicted_SKN = probes.predicted(parts["scored"].states)
+        predicted_SKN, label_N = probes.predicted(parts["scored"].states), parts["scored"].label
         for at, layer in enumerate(layers):
-            yield mlp_entry(layer, name, predicted_SKN[:, at], parts["scored"].label, classes)
+            of_seeds = [
+                scores(predicted_N, label_N, classes) for predicted_N in predicted_SKN[:, at]
+            ]
+            accuracy_S = torch.tensor([one["accuracy"] for one in of_seeds], dtype=torch.float64)
+            yield {
+                "layer": layer,
+                "control": name,
+                "accuracy": float(accuracy_S.mean()),
+                "macro_f1": sum(one["macro_f1"] for one in of_seeds) / len(of_seeds),
+                "deviation": float(accuracy_S.std()) if len(of_seeds) > 1 else None,
+            }
 
     def _probe_mix(
         self, parts: Parts, layers: Sequence[int], classes: int, seed: int
@@ -345,15 +328,16 @@ class Probes(Analysis):
         Once its shares are learnt, it is probed like a layer.
         """
         share_K = learn_shares(parts["train"], parts["chosen_on"], classes, seed)
-        mixed = {name: part.mix_layers(share_K) for name, part in parts.items()}
+        mixed = {
+            name: replace(part, states=torch.einsum("nkd,k->nd", part.states, share_K)[:, None])
+            for name, part in parts.items()
+        }
         standardise(mixed)
-        train, chosen_on, scored = (mixed[part].layer(0) for part in PARTS)
-        probe = fit_probe(train, chosen_on, classes, self.strengths)
-        log_NC = probe.log_probs(scored.states)
+        of_mix = {name: part.layer(0) for name, part in mixed.items()}
         shares = share_K.tolist()
         centre = sum(layer * share for layer, share in zip(layers, shares, strict=True))
         made_of = {"layers": list(layers), "shares": shares, "centre_of_gravity": centre}
-        return linear_entry("mix", None, probe, log_NC, scored.label), made_of
+        return self._linear_entry(of_mix, "mix", None, classes), made_of
 
 
 # --- controls and baselines --------------------------------------------------------------------

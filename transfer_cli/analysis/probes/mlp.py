@@ -4,7 +4,7 @@ Legend: N units (texts or words), B batch, K layers, S seeds, D width, H hidden 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,19 +25,13 @@ PATIENCE = 5
 _PORTION = 1024
 
 
-@dataclass(frozen=True)
-class MLPProbes:
+class MLPProbes(NamedTuple):
     """A probe for each seed and layer: `first` `[S, K, D, H]`, `second` `[S, K, H, C]`, biases."""
 
     first: Tensor
     first_bias: Tensor
     second: Tensor
     second_bias: Tensor
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        """All of them."""
-        return self.first, self.first_bias, self.second, self.second_bias
 
     @classmethod
     def initial(cls, seeds: Sequence[int], layers: int, width: int, classes: int) -> "MLPProbes":
@@ -71,7 +65,9 @@ class MLPProbes:
             for states, label in zip(
                 units.states.split(_PORTION), units.label.split(_PORTION), strict=True
             ):
-                sums_SK += _losses(self.logits(states.transpose(0, 1)), label).sum(-1)
+                logits_SKNC = self.logits(states.transpose(0, 1))
+                label_SKN = label.expand(logits_SKNC.shape[:-1])
+                sums_SK += _losses(logits_SKNC, label_SKN, "none").view_as(label_SKN).sum(-1)
         return sums_SK / len(units.label)
 
 
@@ -79,10 +75,10 @@ def fit_probes(train: Probed, validation: Probed, classes: int, seeds: Sequence[
     """Return Adam's probes of standardised states, each with the best weights on other units."""
     layers, width = train.states.shape[1:]
     probes = MLPProbes.initial(seeds, layers, width, classes)
-    for parameter in probes.parameters:
+    for parameter in probes:
         parameter.requires_grad_()
-    optimizer = AdamW(probes.parameters, lr=LEARNING_RATE, weight_decay=0.0)
-    best = [parameter.detach().clone() for parameter in probes.parameters]
+    optimizer = AdamW(probes, lr=LEARNING_RATE, weight_decay=0.0)
+    best = [parameter.detach().clone() for parameter in probes]
     lowest_SK = torch.full((len(seeds), layers), float("inf"))
     waited_SK = torch.zeros_like(lowest_SK, dtype=torch.int64)
     with progress("mlp probes", None, " epochs") as more:
@@ -91,7 +87,7 @@ def fit_probes(train: Probed, validation: Probed, classes: int, seeds: Sequence[
             loss_SK = probes.losses(validation)
             better_SK = (loss_SK < lowest_SK) & (waited_SK < PATIENCE)
             lowest_SK = torch.where(better_SK, loss_SK, lowest_SK)
-            for kept, current in zip(best, probes.parameters, strict=True):
+            for kept, current in zip(best, probes, strict=True):
                 kept[better_SK] = current.detach()[better_SK]
             ended_SK = waited_SK >= PATIENCE
             waited_SK = torch.where(better_SK, 0, waited_SK + 1).masked_fill(ended_SK, PATIENCE)
@@ -111,14 +107,12 @@ def _epoch(
     for at_SB in order_SN.split(BATCH, dim=1):
         logits_SKBC = probes.logits(train.states[at_SB].transpose(1, 2))
         label_SKB = train.label[at_SB][:, None].expand(logits_SKBC.shape[:-1])
-        loss = F.cross_entropy(logits_SKBC.flatten(0, 2), label_SKB.flatten(), reduction="sum")
+        loss = _losses(logits_SKBC, label_SKB, "sum")
         optimizer.zero_grad()
         # The probes share nothing, so the gradient of the sum is each one's own.
         (loss / at_SB.shape[1]).backward()
         optimizer.step()
 
 
-def _losses(logits_SKNC: Tensor, label_N: Tensor) -> Tensor:
-    log_SKNC = logits_SKNC.log_softmax(-1)
-    at = label_N.expand(log_SKNC.shape[:-1])[..., None]
-    return -log_SKNC.gather(-1, at).squeeze(-1)
+def _losses(logits_SKNC: Tensor, label_SKN: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(logits_SKNC.flatten(0, 2), label_SKN.flatten(), reduction=reduction)

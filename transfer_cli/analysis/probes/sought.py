@@ -33,8 +33,6 @@ WORDS = 20
 COMMON = 0.05
 """Words in more than this share of the texts are not asked for: most texts hold several."""
 
-_WORD = re.compile(r"\S+")
-
 Texts = Mapping[str, Sequence[str]]
 
 
@@ -80,7 +78,7 @@ def _content(texts: Texts) -> MadeData:
 def _position(texts: Texts) -> MadeData:
     """Words by where they stand in their text, in bins with equally many training words."""
     spans = {
-        split: [tuple(match.span() for match in _WORD.finditer(text)) for text in of_split]
+        split: [tuple(match.span() for match in re.finditer(r"\S+", text)) for text in of_split]
         for split, of_split in texts.items()
     }
     bounds = _bounds([at for words in spans["train"] for at in range(len(words))],

@@ -17,13 +17,10 @@ from transfer_cli.errors import DataError
 from transfer_cli.model.pooling import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
-from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
 
 MOST_BYTES = 2**29
 """Of the states of one split: where many layers are wide, fewer units are probed than asked for."""
-
-_ROUNDING = 1e-7
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,6 @@ class Probed:
         number = self.number[numbers] if len(self.number) else self.number
         return Probed(self.states[numbers], self.label[numbers], words, number)
 
-    def mix_layers(self, share_K: Tensor) -> "Probed":
-        """Return the same units with the weighted mean of their layers, `[N, 1, D]`."""
-        mixed_ND = torch.einsum("nkd,k->nd", self.states, share_K)
-        return replace(self, states=mixed_ND[:, None])
-
 
 PARTS = ("train", "chosen_on", "scored")
 Parts = Mapping[str, Probed]
@@ -124,22 +116,19 @@ def read_states(
     width = model.backbone.shape.width * (3 if selection.pooling == "concat" else 1)
     most = min(selection.most, max(1, MOST_BYTES // (4 * len(selection.layers) * width)))
     rows, units = len(sought.split.data), len(sought.labels)
-    per_batch = rows if units <= most else max(1, rows * most // units)
+    rows_read = evenly_spread(rows, rows if units <= most else max(1, rows * most // units))
     numbers, portions = list[Tensor](), list[Tensor]()
-    with progress("states", per_batch, "rows") as more, torch.no_grad():
-        for row, batch in subject.batches_of_rows(sought.split, evenly_spread(rows, per_batch)):
-            with subject.precision.context():
-                every = Encoding(model, batch).states
-                kept = [every[layer] for layer in selection.layers]
-                if sought.words is None:
-                    numbers.append(torch.from_numpy(row))
-                    vectors = [pool(state, batch["mask"], selection.pooling) for state in kept]
-                else:
-                    at = rows_with_word(batch)
-                    numbers.append(batch["word"].flatten()[at].cpu())
-                    vectors = [state.flatten(0, 1)[at] for state in kept]
-            portions.append(torch.stack(vectors, 1).float().cpu())
-            more(len(row))
+    for row, batch in subject.read_batches(sought.split, rows_read):
+        every = Encoding(model, batch).states
+        kept = [every[layer] for layer in selection.layers]
+        if sought.words is None:
+            numbers.append(torch.from_numpy(row))
+            vectors = [pool(state, batch["mask"], selection.pooling) for state in kept]
+        else:
+            at = rows_with_word(batch)
+            numbers.append(batch["word"].flatten()[at].cpu())
+            vectors = [state.flatten(0, 1)[at] for state in kept]
+        portions.append(torch.stack(vectors, 1).float().cpu())
     number_N, order_N = torch.cat(numbers).sort()
     label_N = torch.tensor(sought.labels)[number_N]
     words = None if sought.words is None else [sought.words[at] for at in number_N.tolist()]
@@ -160,7 +149,8 @@ def standardise(parts: Parts) -> None:
         states_ND = train[:, layer].double()
         mean_D, deviation_D = states_ND.mean(0), states_ND.std(0, correction=0)
         # What is the same everywhere says nothing; rounding alone would make it vary.
-        varies_D = deviation_D > _ROUNDING * (mean_D.abs() + 1)
+        rounding = 1e-7
+        varies_D = deviation_D > rounding * (mean_D.abs() + 1)
         scale_D = torch.where(varies_D, deviation_D.reciprocal(), 0.0)
         for part in parts.values():
             own_ND = part.states[:, layer]

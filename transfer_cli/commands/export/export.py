@@ -30,7 +30,6 @@ from transfer_cli.commands.paths import check_new
 from transfer_cli.config.models import expand_short_name
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import ExportConfig
-from transfer_cli.data.library_tokenizer import LibraryTokenizer
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import (
@@ -43,9 +42,9 @@ from transfer_cli.errors import (
 )
 from transfer_cli.interop.saving import write_beside_graph, write_folder, write_tokenizer
 from transfer_cli.interop.sentence_folder import SentenceModules, write_modules
-from transfer_cli.interop.targets import Ours, Texts
+from transfer_cli.interop.targets import Ours
 from transfer_cli.interop.vocabulary import TOKENIZER_FILE
-from transfer_cli.metrics import wilson_interval, without_details
+from transfer_cli.metrics import without_details
 from transfer_cli.model.added import merge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import check_finite
@@ -59,6 +58,7 @@ from transfer_cli.runs.class_scores import (
     MOST_LISTED,
     TITLES,
     Counts,
+    accuracy_interval,
     class_scores,
     count_table,
     describe_confusions,
@@ -66,7 +66,7 @@ from transfer_cli.runs.class_scores import (
 )
 from transfer_cli.runs.directory import HUB, PARTS, RunDirectory
 from transfer_cli.runs.results import Results
-from transfer_cli.runs.untrusted import is_number, nested, nested_mapping
+from transfer_cli.runs.untrusted import nested_mapping
 from transfer_cli.safe_files import (
     in_one_line,
     markdown_code,
@@ -143,19 +143,19 @@ def _merged_tensors(config: ExportConfig, start: Pretrained) -> Ours:
     tensors = start.tensors()
     model, _ = start.filled(tensors)
     merge(model)
-    ours = exports.exportable_model(
-        start.description,
-        start.tokenizer,
-        start.task,
-        model,
-        {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")},
-        head=config.head,
-        texts="published" if start.published is not None else None,
-        length=_export_length(start),
-        chat=start.chat_template,
-    )
+    heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
+    texts = "published" if start.published is not None else None
+    ours = _exportable(start, model, heads=heads, head=config.head, texts=texts)
     check_finite(ours.tensors, start.weights)  # a product of finite numbers may be none
     return ours
+
+
+def _exportable(start: Pretrained, model: TransferModel, **options: Any) -> Ours:
+    """Return a model as it is written; for the options see `exportable_model`."""
+    return exports.exportable_model(
+        start.description, start.tokenizer, start.task, model,
+        length=_export_length(start), chat=start.chat_template, **options,
+    )  # fmt: skip
 
 
 def _write_gguf(config: ExportConfig, start: Pretrained, folder: Path) -> dict[str, str]:
@@ -183,10 +183,7 @@ def _write_peft(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
         )
     objective = bound_objective(start) if _has_head(start) else None
     model, _ = start.filled(start.tensors(), objective)
-    ours = exports.exportable_model(
-        start.description, start.tokenizer, start.task, model, head=True,
-        length=_export_length(start), chat=start.chat_template,
-    )  # fmt: skip
+    ours = _exportable(start, model, head=True)
     name = expand_short_name(str(place)).removeprefix(HUB)
     family = config.family or base.published.family.model_type
     target = write_adapter(model, ours, base.tensors(), name, folder, family)
@@ -244,9 +241,12 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     is_text = start.task is None and start.lines != "end"
     layout = usual if start.published is not None or is_text else None
     family = start.published.family if start.published else None
-    ours = _graph_parts(start, model, objective)
+    of_lines = None if start.published is None else "published"
+    texts = of_lines if isinstance(objective, LanguageModel) else "labelled"
+    ours = _exportable(start, model, head=objective is not None, texts=texts)
+    ours = replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
     task = write_beside_graph(ours, folder, family)
-    again = _reopening_facts(start, ours, objective, LibraryTokenizer.load(folder / TOKENIZER_FILE))
+    again = _reopening_facts(start, ours, objective, Tokenizer.load(folder / TOKENIZER_FILE))
     largest = write_onnx(model.eval(), objective, ours, folder, layout=layout, again=again)
     facts = {
         "written": config.to,
@@ -295,16 +295,6 @@ def _prune(model: TransferModel, config: ExportConfig) -> dict[str, str]:
     merge(model)
     prune_heads(model.backbone, heads)
     return {"pruned": f"{len(gone)} of {importance.size} heads, the least important ones"}
-
-
-def _graph_parts(start: Pretrained, model: TransferModel, objective: Objective | None) -> Ours:
-    of_lines: Texts | None = None if start.published is None else "published"
-    ours = exports.exportable_model(
-        start.description, start.tokenizer, start.task, model,
-        head=objective is not None, length=_export_length(start), chat=start.chat_template,
-        texts=of_lines if isinstance(objective, LanguageModel) else "labelled",
-    )  # fmt: skip
-    return replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
 
 
 def _reopening_facts(
@@ -374,12 +364,12 @@ class _Markdown(str):
     __slots__ = ()
 
 
-_FILTERS: Mapping[str, Callable[[Any], str]] = {
+_FILTERS: Mapping[str, Callable[[Any], _Markdown]] = {
     # No fence of code ends in these two: the one has no backtick, the other one line.
-    "json": lambda text: json.dumps(text).replace("`", "\\u0060"),
-    "plain": in_one_line,
-    "codes": lambda texts: ", ".join(map(markdown_code, texts)),
-    "row": lambda cells: markdown_row(map(markdown_text, cells)),
+    "json": lambda text: _Markdown(json.dumps(text).replace("`", "\\u0060")),
+    "plain": lambda text: _Markdown(in_one_line(text)),
+    "codes": lambda texts: _Markdown(", ".join(map(markdown_code, texts))),
+    "row": lambda cells: _Markdown(markdown_row(map(markdown_text, cells))),
 }
 
 
@@ -452,10 +442,7 @@ def _label_table(results: Results) -> dict[str, Any]:
 def _accuracy_sentence(results: Results, confusion: Counts) -> str:
     """Return how often new texts get the right label, as far as the scored ones tell."""
     total, right = sum(map(sum, confusion)), sum(row[at] for at, row in enumerate(confusion))
-    # A text that stands there twice says no more than once.
-    different = nested(results.more, "by_words", "different")
-    texts = int(min(different, total)) if is_number(different) and different >= 1 else total
-    low, high = wilson_interval(round(right * texts / total), texts)
+    low, high, texts = accuracy_interval(confusion, results.more.get("by_words"))
     return (
         f"The accuracy of {right / total:.3f} has a 95 % interval of {low:.3f} to {high:.3f}, by "
         f"{texts:,} texts."
@@ -471,7 +458,7 @@ def render_card(measures: Mapping[str, Mapping[str, float]], **values: Any) -> s
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {name: _marked_as_markdown(write) for name, write in _FILTERS.items()}
+    environment.filters |= _FILTERS
     names = dict.fromkeys(name for split in measures.values() for name in split)
     rows = [
         [name, *(f"{split[name]:.4g}" if name in split else "" for split in measures.values())]
@@ -481,13 +468,10 @@ def render_card(measures: Mapping[str, Mapping[str, float]], **values: Any) -> s
     return environment.get_template("card.md").render(values, measures=measures, **table)
 
 
-def _marked_as_markdown(write: Callable[[Any], str]) -> Callable[[Any], _Markdown]:
-    return lambda value: _Markdown(write(value))
-
-
 def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
     files = (run.presets, run.timing, run.environment)
     presets, timing, environment = (_read_or({}, read_json, file) for file in files)
+    seen, trained = results.seen, results.parameters.trainable
     facts = {
         "data": presets.get("data"),
         "trained on": _data_files(run),
@@ -496,10 +480,10 @@ def _training_facts(run: RunDirectory, results: Results) -> dict[str, str]:
         "started from": _started_from(run),
         "seed": results.seed,
         "seen": _format_if_known(
-            "{steps:,} steps, {examples:,} examples, {tokens:,} tokens", asdict(results.seen)
+            "{:,} steps, {:,} examples, {:,} tokens", seen.steps, seen.examples, seen.tokens
         ),
         "parameters that trained": _format_if_known(
-            "{trainable:,} of {total:,}", asdict(results.parameters)
+            "{:,} of {:,}", trained, results.parameters.total
         ),
         "seconds": timing.get("seconds"),
         "trained until": timing.get("ended"),
@@ -523,11 +507,8 @@ def _data_files(run: RunDirectory) -> str:
     )
 
 
-def _format_if_known(sentence: str, numbers: Any) -> str | None:
-    try:
-        return sentence.format_map(numbers)
-    except (TypeError, KeyError, ValueError, IndexError, AttributeError):
-        return None
+def _format_if_known(sentence: str, *numbers: int | None) -> str | None:
+    return None if None in numbers else sentence.format(*numbers)
 
 
 def _started_from(run: RunDirectory) -> str | None:

@@ -33,10 +33,10 @@ from transfer_cli.data.labelled import Submission
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import MAX_LINE_BYTES, OnError
 from transfer_cli.data.table import OpenTable, Refuse, Skipped, warn_of_skipped
-from transfer_cli.data.wanted import ANY, LABEL, Chosen, Wanted, parse_columns
+from transfer_cli.data.wanted import ANY, Chosen, Wanted, parse_columns
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN_CHARACTERS
-from transfer_cli.engine.precision import Precision, device_and_precision
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import (
     ConfigError,
     DataError,
@@ -52,12 +52,15 @@ from transfer_cli.runs.atomic import check_inside, flush
 from transfer_cli.runs.locks import Lock
 from transfer_cli.tasks.base import Answer, Task
 from transfer_cli.terminal import STOP_SIGNALS, handle_signals
-from transfer_cli.training.workers import in_process_group
+from transfer_cli.training.process_group import in_process_group
 
 log = logging.getLogger(__name__)
 
 WINDOW_BATCHES = 64
 """Batches of a window, at most: among so many texts, those of like length are put together."""
+
+MOST_CELLS = 2**20
+"""Values that the answers of a window hold, at most, beyond a batch: each takes 100 bytes."""
 
 
 def predict(config: PredictConfig) -> None:
@@ -65,8 +68,7 @@ def predict(config: PredictConfig) -> None:
     files = _input_files(config)
     _check_config(config, files)
     with in_process_group(plain_values(config)):
-        precision = device_and_precision(config.device, config.precision)
-        ensemble = _open_ensemble(config, precision)
+        ensemble = _open_ensemble(config)
         stop = SignalStop()
         if not distributed.is_main():
             with stop.deferred(), stop.handling_signals():  # the first process ends all of them
@@ -78,7 +80,8 @@ def predict(config: PredictConfig) -> None:
         submission = ensemble.submission() if is_handed_in else None
         open_one, choose = _opener_and_chooser(config, files[0], ensemble, submission)
         path = _output_path(config, files[0], submission)
-        most = _most_rows(ensemble.batch * distributed.world_size(), ensemble.task)
+        batch = ensemble.batch * distributed.world_size()
+        most = min(batch * WINDOW_BATCHES, MOST_CELLS // len(ensemble.task.cell_names))
         summary = AnswerSummary(ensemble.task, *ensemble.first.training_labels)
         tables: list[Skipped] = []
         with (
@@ -95,7 +98,7 @@ def predict(config: PredictConfig) -> None:
                 tables.append(Skipped(name))
                 on_error = tables[-1] if config.errors == "skip" else Refuse("errors")
                 rows = _writable_rows(opened_input.table, answers, on_error)
-                for window in reading.windows(rows, most, opened_input.is_ready):
+                for window in reading.windows(rows, max(batch, most), opened_input.is_ready):
                     is_done = earlier.has(window, name)
                     results = [] if is_done else _answer_window(ensemble, window, name, more)
                     with stop.deferred():
@@ -111,7 +114,8 @@ def predict(config: PredictConfig) -> None:
         summary.log_summary()
 
 
-def _open_ensemble(config: PredictConfig, precision: Precision) -> Ensemble:
+def _open_ensemble(config: PredictConfig) -> Ensemble:
+    precision = device_and_precision(config.device, config.precision)
     beams, paths = typed_beams(vars(config)), _run_paths(config.run)
     runs = (open_trained(path, precision, config.base, beams) for path in paths)
     return Ensemble(runs, precision, config.batch)
@@ -145,16 +149,9 @@ def _opener_and_chooser(
         return reading.open_input(name, table_format, _layout(config), columns)
 
     def choose(table: OpenTable, first: Wanted | None) -> Chosen:
-        return _choose_columns(table, typed, first or trained_on, ensemble.task)
+        return reading.columns_for(table, typed, first or trained_on, ensemble.task)
 
     return open_one, choose
-
-
-def _most_rows(batch: int, task: Task) -> int:
-    """Return the rows of a window of so large batches."""
-    # Values that the answers of a window hold, at most, beyond a batch: each takes 100 bytes.
-    window_cells = 2**20
-    return max(batch, min(batch * WINDOW_BATCHES, window_cells // len(task.cell_names)))
 
 
 def _progress(
@@ -226,14 +223,6 @@ def _wanted_columns(
     trained_on = ensemble.first.columns
     columns = parse_columns(config.text or text, config.pair or pair, None)
     return replace(columns, join=trained_on.join, labelled=False, keys=""), trained_on
-
-
-def _choose_columns(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:
-    """Return the columns to read: those that were typed, now or for training, else the task's."""
-    column = reading.task_column(table.names, asked, trained_on, task, table.name)
-    if column is not None:
-        return Chosen(column, None, LABEL)
-    return table.columns(replace(asked, paired=task.reads_pairs), trained_on)
 
 
 def _output_path(config: PredictConfig, test: str, submission: Submission | None) -> str:
@@ -439,15 +428,9 @@ class SignalStop:
         self._received = 0
         self._writes = False
 
-    @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """Listen within the block.
-
-        Raises:
-            KeyboardInterrupt: After Ctrl-C. A second signal of any kind does not wait.
-        """
-        with handle_signals((*STOP_SIGNALS, signal.SIGINT), self._receive):
-            yield
+    def handling_signals(self) -> AbstractContextManager[None]:
+        """Listen within a block, which a second signal of any kind ends without waiting."""
+        return handle_signals((*STOP_SIGNALS, signal.SIGINT), self._receive)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

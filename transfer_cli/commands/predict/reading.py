@@ -33,7 +33,6 @@ WINDOW_CHARACTERS = 2**20
 """After how many characters a window is full. Encoding can take 400 bytes of memory for each."""
 
 _CHUNK_BYTES = 2**16
-_NO_COLUMNS: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,16 @@ class Columns:
     submission: Submission | None = None
 
     @property
-    def pair(self) -> str | None:
-        """The column of the second text."""
-        return self.chosen.pair
-
-    @property
     def names(self) -> set[str]:
         """The columns that are read."""
-        texts = self.chosen.texts or (self.chosen.text,)
-        return {*texts, *self.task.columns, *([] if self.pair is None else [self.pair])}
+        texts, pair = self.chosen.texts or (self.chosen.text,), self.chosen.pair
+        return {*texts, *self.task.columns, *([] if pair is None else [pair])}
 
     def row_of(self, record: Record, name: str) -> Row:
         """Return the row that a record is."""
         whole = self.chosen.join_texts(record, name)
-        example = self.task.read(whole, self.chosen.text, self.pair, name)
-        kept = _NO_COLUMNS
+        example = self.task.read(whole, self.chosen.text, self.chosen.pair, name)
+        kept: Mapping[str, object] = {}
         if self.keep or self.submission:
             names = self.names
             kept = {key: value for key, value in record.fields.items() if key not in names}
@@ -86,6 +80,14 @@ def task_column(
     """Return the column that the task reads, unless one was typed, now or for training."""
     is_typed = bool({asked.text or trained_on.text, *asked.texts, *trained_on.texts} & {*names})
     return None if is_typed else task.text_column(names, name)
+
+
+def columns_for(table: OpenTable, asked: Wanted, trained_on: Wanted, task: Task) -> Chosen:
+    """Return the columns to read: those that were typed, now or for training, else the task's."""
+    column = task_column(table.names, asked, trained_on, task, table.name)
+    if column is not None:
+        return Chosen(column, None, LABEL)
+    return table.columns(replace(asked, paired=task.reads_pairs), trained_on)
 
 
 def example_from_record(record: Record, task: Task, trained_on: Wanted, name: str) -> Any:

@@ -109,7 +109,7 @@ class JsonLines(Answers):
 
     def before_and_after(self, row: Row) -> tuple[str, str]:
         text, *others = self.task.texts(row.example)
-        pair = {"pair": others[0]} if others and self.columns.pair is not None else {}
+        pair = {"pair": others[0]} if others and self.columns.chosen.pair is not None else {}
         after = self._members({**pair, **row.kept})
         begin = self._encode({"text": text}).removesuffix("}")
         return f"{begin}, ", f"{', ' if after else ''}{after}}}\n"
@@ -135,7 +135,7 @@ class Csv(Answers):
     delimiter: ClassVar[str] = ","
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
-        self._texts = ["text"] if columns.pair is None else ["text", "pair"]
+        self._texts = ["text"] if columns.chosen.pair is None else ["text", "pair"]
         super().__init__(out, columns, [*self._texts, *columns.task.cell_names, WARNING])
         self._kept: list[str] | None = None
 

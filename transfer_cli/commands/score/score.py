@@ -6,6 +6,7 @@ Legend: B examples, C labels or choices.
 """
 
 import itertools
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from transfer_cli.commands.score.sentence_scores import (
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import text_of
-from transfer_cli.config.schema import ScoreConfig
+from transfer_cli.config.schema import PromptConfig, ScoreConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.cloze import ClozeTexts, PairsOfSentences
 from transfer_cli.data.labelled import LabelledData, TaskData
@@ -68,6 +69,8 @@ from transfer_cli.tasks.cloze.pattern import label_words
 from transfer_cli.terminal import print_line
 from transfer_cli.training.measurements import peak_memory
 
+log = logging.getLogger(__name__)
+
 
 def score(config: ScoreConfig) -> None:
     """Score sentences, gaps or prompts; print the results, and write them as a run or several."""
@@ -77,6 +80,10 @@ def score(config: ScoreConfig) -> None:
         raise ConfigError(
             "data: this is text; score takes pairs of sentences, texts with a gap and labelled "
             "data, and transfer evaluate measures a text's perplexity"
+        )
+    if not isinstance(source, TaskData) and config.prompt != PromptConfig():
+        log.warning(
+            "prompt: sentences and gaps are scored as they stand; its keys are for labelled data"
         )
     shots = _shots(config)
     if config.output is not None:
@@ -328,7 +335,6 @@ class Prompter:
         return self._with_room(example, shots, gaps)[0]
 
     def _single_token(self, answer: str) -> int:
-        """Return the one token of an answer."""
         tokenizer = self.trained.start.tokenizer
         tokens = tokenizer.encode(answer)
         if len(tokens) != 1 or tokens[0] == tokenizer.unk:
@@ -420,11 +426,11 @@ class PromptedData:
             ]
         chosen = "calibrated" if self._asked.calibrate else norm
         labels_B = np.array([example.label for example in examples])
-        measures, tables, metrics = _task_measures(variants[chosen], labels_B, self._task)
-        names = [f"accuracy_{name}" for name in variants]
-        for name, shares_BC in zip(names, variants.values(), strict=True):
-            measures[name] = _task_measures(shares_BC, labels_B, self._task)[0]["accuracy"]
-        others = [Metric(name, higher_is_better=True, unit="fraction") for name in names]
+        scored = {name: _task_measures(of, labels_B, self._task) for name, of in variants.items()}
+        measures, tables, metrics = scored[chosen]
+        accuracies = {f"accuracy_{name}": of["accuracy"] for name, (of, *_) in scored.items()}
+        measures |= accuracies
+        others = [Metric(name, higher_is_better=True, unit="fraction") for name in accuracies]
         items = list(map(self._item, itertools.count(), examples, variants[chosen]))
         predicted = Counter(item.predicted for item in items)
         total, right = len(items), round(measures["accuracy"] * len(items))

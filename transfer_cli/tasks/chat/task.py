@@ -6,7 +6,7 @@ Legend: B conversations, T positions, R conversations to be answered, V vocabula
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from transfer_cli.data.chat_template import (
     render_with_spans,
 )
 from transfer_cli.data.columns import other_data_hint, turns_column
-from transfer_cli.data.encoded_task import EncodedRows, iterate_portions
+from transfer_cli.data.encoded_task import iterate_portions
 from transfer_cli.data.records import Record
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
@@ -32,28 +32,22 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exp_or_inf
-from transfer_cli.objectives.replies import Continued, decode_until, mask_special_tokens
+from transfer_cli.objectives.replies import Continued, mask_special_tokens
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.chat.conversations import ChatExample, parse_conversation
 from transfer_cli.tasks.scoring import exact_match, word_f1
 from transfer_cli.tasks.table import Table, TableRow
+from transfer_cli.tasks.text_to_text.task import EncodedTexts
 
 
-class EncodedConversations(EncodedRows):
-    """Conversations as rows of tokens."""
+class EncodedConversations(EncodedTexts):
+    """Conversations as rows of tokens; `end` ends what the model says."""
 
-    tokenizer: Tokenizer
-    end: int
-    """The token that ends what the model says."""
     given: Sequence[str]
     """The last answer of each row."""
     is_compared: Sequence[bool]
     """Whether that is whole, and no longer than what the model is asked to say."""
-
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer, whose tokens go on after its end."""
-        return decode_until(list(tokens), self.tokenizer, self.end).strip()
 
 
 @dataclass(frozen=True)
@@ -181,26 +175,24 @@ class ChatTask(Task):
     def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
         return {"answer": self._answer_text(data, rows)}
 
-    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+    def result(self, data: Any, example: int, rows: Rows) -> Result:
         """See `Task`; an answer is as right as the F1 of its words."""
-        given = cast("EncodedConversations", data).given[example]
-        predicted = self._answer_text(data, rows)
+        given, predicted = data.given[example], self._answer_text(data, rows)
         return Result(given, predicted, score=word_f1(given, predicted))
 
-    def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
+    def scores(self, data: Any, rows: Mapping[int, Rows]) -> dict[str, float]:
         """See `Task`; longer answers than are asked for are not compared."""
-        of_rows = cast("EncodedConversations", data)
         pairs = [
-            (of_rows.given[at], self._answer_text(data, row))
+            (data.given[at], self._answer_text(data, row))
             for at, row in rows.items()
-            if of_rows.is_compared[at]
+            if data.is_compared[at]
         ]
         measured = {"exact_match": exact_match, "f1": word_f1} if pairs else {}
         return {name: sum(starmap(of, pairs)) / len(pairs) for name, of in measured.items()}
 
-    def _answer_text(self, data: Encoded, rows: Rows) -> str:
+    def _answer_text(self, data: Any, rows: Rows) -> str:
         (row,) = rows.values()
-        return cast("EncodedConversations", data).text_of(row["answer"])
+        return str(data.text_of(row["answer"])).strip()
 
 
 @dataclass(frozen=True)
@@ -244,7 +236,6 @@ class _Writer:
     system: str | None
 
     def rows(self, examples: Sequence[ChatExample], length: int) -> list[_ChatRow]:
-        """Return the rows of examples."""
         written = [self._text_and_spans(example) for example in examples]
         encoded = self.tokenizer.encode_marked([text for text, _ in written])
         rows = []
@@ -311,9 +302,7 @@ class Conversations(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, turns=True)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         conversation = parse_conversation(record, columns.text, columns.label, name).answered()
         if not conversation.messages:
             cure = other_data_hint(record.fields)
@@ -379,7 +368,6 @@ class SupervisedChat(CausalLM):
         return {"perplexity": exp_or_inf(loss), "loss": loss}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return those of `ChatTask.scores`."""
         return tuple(
             Metric(name, higher_is_better=True, unit="fraction")
             for name in (("exact_match", "f1") if self.writes_answers else ())

@@ -7,7 +7,7 @@ Legend: B batch, C choices, S sequences that are there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -126,14 +126,16 @@ ROWS: Mapping[str, RowFormat] = {
     ),
 }  # fmt: skip
 
-_RACE = ("article", "questions", "options", "answers")
-
-FORMATS = ("auto", *ROWS, "race")
+_COLUMNS = {
+    **{kind: form.columns for kind, form in ROWS.items()},
+    "race": ("article", "questions", "options", "answers"),
+}
+"""Of each format those that tell it from the others."""
 
 
 def row_format(names: Sequence[str], name: str, line: int | None = None) -> RowFormat:
     """Return the format of a table with one question a row, by its columns."""
-    return ROWS[_find_format(names, name, line, tuple(ROWS))]
+    return ROWS[_find_format(names, name, line, ROWS)]
 
 
 def read_examples(path: Path, chosen: str) -> list[ChoiceExample]:
@@ -162,10 +164,9 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample]:
-    """Yield the questions of a record, each with its answer."""
     kind = chosen
     if chosen == "auto":
-        kind = _find_format(tuple(record.fields), name, record.line, FORMATS[1:])
+        kind = _find_format(tuple(record.fields), name, record.line, _COLUMNS)
     if kind == "race":
         yield from _race_questions(record, name)
         return
@@ -173,24 +174,17 @@ def _questions(record: Record, name: str, chosen: str) -> Iterator[ChoiceExample
     example, number = form.read(record, name), record.fields.get(form.label)
     if isinstance(number, str) and number.strip().isdecimal():
         number = int(number)  # of CSV
-    yield _with_label(example, number, form.label, form.first, f"{name}, line {record.line}")
-
-
-def _with_label(
-    example: ChoiceExample, number: object, label: str, first: int, where: str
-) -> ChoiceExample:
-    count = len(example.choices)
+    first, count = form.first, len(example.choices)
     if type(number) is not int or not first <= number < first + count:
         fault = "is missing" if number is None else f"is {number!r:.40}"
         raise DataError(
-            f"{where}: {label!r} {fault}, expected a number from {first} to {first + count - 1}, "
-            f"since there are {count} choices."
+            f"{name}, line {record.line}: {form.label!r} {fault}, expected a number from {first} "
+            f"to {first + count - 1}, since there are {count} choices."
         )
-    return ChoiceExample(example.context, example.choices, example.question, number - first)
+    yield replace(example, label=number - first)
 
 
 def _race_questions(record: Record, name: str) -> Iterator[ChoiceExample]:
-    """Yield the questions of a passage of RACE."""
     where = f"{name}, line {record.line}"
     article, questions = text_of(record, "article", name), _texts(record, "questions", name, 1)
     options, answers = record.fields.get("options"), _texts(record, "answers", name, 1)
@@ -222,10 +216,9 @@ def _texts(record: Record, column: str, name: str, least: int = 2) -> list[str]:
     return [text_of(Record(record.line, {column: cell}), column, name) for cell in cells]
 
 
-def _find_format(names: Sequence[str], name: str, line: int | None, among: Sequence[str]) -> str:
-    columns = {**{kind: form.columns for kind, form in ROWS.items()}, "race": _RACE}
+def _find_format(names: Sequence[str], name: str, line: int | None, among: Iterable[str]) -> str:
     for kind in among:
-        if set(columns[kind]) <= set(names):
+        if set(_COLUMNS[kind]) <= set(names):
             return kind
     where = name if line is None else f"{name}, line {line}"
     if not names:
@@ -233,8 +226,8 @@ def _find_format(names: Sequence[str], name: str, line: int | None, among: Seque
             f"{where}: no columns for a context and its choices; give a table, or JSON "
             'lines such as {"context": "It rains.", "choices": ["I get wet.", "I sing."]}.'
         )
-    expected = "; ".join(f"{kind}: {', '.join(columns[kind])}" for kind in among)
-    known = sum(columns.values(), ())
+    expected = "; ".join(f"{kind}: {', '.join(_COLUMNS[kind])}" for kind in among)
+    known = sum(_COLUMNS.values(), ())
     close = next(filter(None, (did_you_mean(column, known) for column in names)), "")
     columns_there = ", ".join(repr(column[:40]) for column in names[:10])
     raise DataError(
@@ -339,7 +332,6 @@ class ChoiceTask(Task):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: a guess is right as often."""
         accuracy, chance = measures.get(self.measure, 1.0), measures.get("chance", 0.0)
         return baseline_failure(self.measure, accuracy, "a guess among the choices", chance)
 
@@ -452,7 +444,6 @@ class MultipleChoice(SequenceObjective):
         return {"label": outputs.argmax(1), "probability": share_B, "right": hit_B}
 
     def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return the number of the right choice and of the likeliest."""
         both = zip(batch["label"].tolist(), outputs.argmax(1).tolist(), strict=True)
         return [(str(expected), str(predicted)) for expected, predicted in both]
 

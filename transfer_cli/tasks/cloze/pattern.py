@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from transfer_cli.data.encoded_task import (
@@ -52,20 +51,10 @@ class ClozePattern:
         if twice is not None:
             raise ValueError(f"pattern {self.written!r} has {{{twice}}} twice")
 
-    @cached_property
+    @property
     def has_pair(self) -> bool:
         """Whether a second text has a place in it."""
         return "{pair}" in self.written
-
-    @cached_property
-    def ends_in_gap(self) -> bool:
-        """Whether nothing follows the gap, so that a causal model can go on with it."""
-        return self.written.endswith("{mask}")
-
-    @cached_property
-    def _sides(self) -> tuple[str, str]:
-        before, _, after = self.written.replace("\\n", "\n").partition("{mask}")
-        return before, after
 
     def fill(self, text: str, pair: str | None) -> tuple[tuple[str, str], tuple[str, str]]:
         """Return what stands before the gap and after it, each with whose each character is."""
@@ -80,7 +69,7 @@ class ClozePattern:
             whole = "".join(value for value, _ in parts)
             return whole, "".join(owner * len(value) for value, owner in parts)
 
-        before, after = self._sides
+        before, _, after = self.written.replace("\\n", "\n").partition("{mask}")
         return filled_side(before), filled_side(after)
 
     def word_token(self, tokenizer: Tokenizer, word: str) -> int:

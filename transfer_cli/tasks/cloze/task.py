@@ -141,7 +141,6 @@ class Cloze(Classification):
     def task_of(
         self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
     ) -> Any:
-        """Return the task of its data with this pattern; see `Objective`."""
         if not isinstance(task, ClassificationTask):
             return task
         by_label = label_words({**words, **self.words}, task.labels, "objective.words")
@@ -175,7 +174,7 @@ class Cloze(Classification):
                     )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        if backbone.causal and not self.pattern.ends_in_gap:
+        if backbone.causal and not self.pattern.written.endswith("{mask}"):
             raise ConfigError(
                 f"objective.pattern: {self.pattern.written!r} goes on after {{mask}}, and a causal "
                 "model sees nothing of that; let {mask} be last"

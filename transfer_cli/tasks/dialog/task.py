@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,6 @@ def _labelled_turn(fields: Mapping[str, object], where: str) -> DialogExample:
 
 
 def _persona_chat_turns(dialogs: object, where: str) -> Iterator[DialogExample]:
-    """Yield the turns of the dialogs of a split of PersonaChat's file."""
     for number, dialog in enumerate(_list(dialogs, where), 1):
         place = f"{where}, dialog {number}"
         fields = dialog if isinstance(dialog, dict) else {}
@@ -135,11 +134,12 @@ SPEAKERS = ("<speaker1>", "<speaker2>")
 class Context:
     """What stands before a reply, as tokens, and who says each: 0 for the model, 1 for the other.
 
-    It ends with the mark of the model's turn.
+    It ends with the mark of the model's turn. `is_whole`: whether nothing was left out.
     """
 
     tokens: list[int]
     speakers: list[int]
+    is_whole: bool
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class DialogTask(ChoiceTask):
         for example in examples:
             replies = tokenizer.encode_batch(list(example.choices))
             room = length - max(map(len, replies)) - 1
-            context, is_whole = self.context(example, tokenizer, max(room, 0))
+            context = self.context(example, tokenizer, max(room, 0))
             begin, most = len(context.tokens), length - len(context.tokens) - 1
             if most < 1:
                 raise ConfigError(f"data.length is {length}, too short for a reply; raise it")
@@ -233,7 +233,7 @@ class DialogTask(ChoiceTask):
                 # From the mark of the turn on, each token predicts the next one.
                 following = ending if number == example.label else [IGNORE] * len(ending)
                 targets.append([*[IGNORE] * (begin - 1), *following, IGNORE])
-                is_cut.append(not is_whole or len(reply) > most)
+                is_cut.append(not context.is_whole or len(reply) > most)
         labels = [example.label for example in examples]
         known = None not in labels
         per_token = {"segment": speakers, **({"next_tokens": targets} if known else {})}
@@ -246,10 +246,8 @@ class DialogTask(ChoiceTask):
             examples, sequences, counts, tokenizer.pad, {"label": labels} if known else {}
         )
 
-    def context(
-        self, example: DialogExample, tokenizer: Tokenizer, room: int
-    ) -> tuple[Context, bool]:
-        """Return what stands before a reply in at most `room` tokens, and whether that is all."""
+    def context(self, example: DialogExample, tokenizer: Tokenizer, room: int) -> Context:
+        """Return what stands before a reply, in at most `room` tokens."""
         marks = self.marks(tokenizer)
         history = list(example.history)[-(2 * self.max_history + 1) :]
         encoded = tokenizer.encode_batch([*example.persona, *history])
@@ -271,7 +269,7 @@ class DialogTask(ChoiceTask):
         for utterance, speaker in turns:
             tokens += utterance
             speakers += [speaker] * len(utterance)
-        return Context([*tokens, *marks[0]], [*speakers, *[0] * len(marks[0])]), is_whole
+        return Context([*tokens, *marks[0]], [*speakers, *[0] * len(marks[0])], is_whole)
 
     def marks(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Return the tokens that stand before what the model says, and what the other one says."""
@@ -339,6 +337,12 @@ class Dialogs(LabelledFiles):
         return LabelledData(first[0].stem, (), splits, node, files=paths)
 
 
+HITS = Metric("hits_at_1", higher_is_better=True, unit="fraction", headline=True, per_example=True)
+PERPLEXITY = Metric("perplexity", higher_is_better=False, unit="perplexity")
+F1 = Metric("f1", higher_is_better=True, unit="fraction")
+"""Of the words of what the model says."""
+
+
 @dataclass(eq=False, repr=False)
 class NextUtterance(MultipleChoice):
     """Cross-entropy of the right candidate, and of its words (Wolf et al. 2019).
@@ -382,7 +386,6 @@ class NextUtterance(MultipleChoice):
         """Return None: the words need the state of every token."""
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of turns, and of words of right replies."""
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -398,25 +401,14 @@ class NextUtterance(MultipleChoice):
         return sums
 
     def compute_metrics(self, totals: Sums, counts: Counts, text: TextStats) -> dict[str, float]:
-        """Return hits at 1, those of a guess, the mean rank, perplexity, F1 and the loss."""
         means = super().compute_metrics(totals, counts, text)
         del means["words"]
         perplexity = exp_or_inf(float(totals["words"]) / counts["words"])
         return {"hits_at_1": means.pop("accuracy"), **means, "perplexity": perplexity}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics; runs are judged by the hits."""
-        fraction: Literal["fraction"] = "fraction"
-        hits = Metric("hits_at_1", True, fraction, headline=True, per_example=True)  # noqa: FBT003
-        words = Metric("f1", higher_is_better=True, unit=fraction)
-        return (
-            hits,
-            Metric("perplexity", higher_is_better=False, unit="perplexity"),
-            *([words] if self.reply_tokens else []),
-            CHANCE,
-            MEAN_RANK,
-            LOSS,
-        )
+        words = (F1,) if self.reply_tokens else ()
+        return (HITS, PERPLEXITY, *words, CHANCE, MEAN_RANK, LOSS)
 
     def _nats(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         words = {**batch, "target": batch["next_tokens"]}

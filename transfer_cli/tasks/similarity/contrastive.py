@@ -120,7 +120,6 @@ class Contrastive(Answering):
     def task_of(
         self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
     ) -> Any:
-        """Return the task with the sizes that are measured."""
         return replace(task, sizes=self.matryoshka)
 
     def inherit_options(self, options: Mapping[str, Any]) -> None:
@@ -160,7 +159,6 @@ class Contrastive(Answering):
         return {}
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Store how vectors are made."""
         options = super().finalize_options(model, trains)
         return {**options, "pooling": self.vector_pooling, "normalize": bool(self.normalize)}
 

@@ -19,12 +19,9 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import Chosen, Wanted
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import DECIMALS, Answer, Direction, Encoded, Result, Rows, Task
-from transfer_cli.tasks.regression import average_ranks, correlation, format_number, number_problem
+from transfer_cli.tasks.regression import correlations, format_number, number_problem
 from transfer_cli.tasks.similarity.retrieval import retrieval_measures
-from transfer_cli.tasks.table import Table, TableRow
-
-NO_TEXT = -1
-"""The number of a text that an example lacks."""
+from transfer_cli.tasks.table import Table, TableRow, nonempty_text
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -103,7 +100,6 @@ class SimilarityTask(Task):
             raise DataError(f"{where}: {few}, so that there is nothing to tell apart; give others")
 
     def facts(self, train: Sequence[PairExample]) -> dict[str, Any]:
-        """Return whether there are scores, and the largest one."""
         values = [example.value for example in train if example.value is not None]
         return {"scored": bool(values), "highest": max([1.0, *map(abs, values)])}
 
@@ -114,14 +110,14 @@ class SimilarityTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedGroups:
-        """See `Task`; `texts` `[N, K]` has equal numbers for texts that are not told apart."""
+        """See `Task`; `texts` `[N, K]` has one number for texts that are not told apart, or -1."""
         read = str.lower if self.lowercase else str
         texts = [
             Example(read(self.prompt + text)) for example in examples for text in example.texts
         ]
         numbers: dict[str, int] = {}
         most = max(len(example.texts) for example in examples)
-        number_NK: Any = np.full((len(examples), most), NO_TEXT)
+        number_NK: Any = np.full((len(examples), most), -1)
         for row, example in enumerate(examples):
             for place, text in enumerate(example.texts):
                 number = numbers.setdefault(text, len(numbers))
@@ -171,13 +167,13 @@ class SimilarityTask(Task):
         row_of = {at: row for at, windows in rows.items() for row in windows.values()}
         if not all("vectors" in row for row in row_of.values()):
             given = [data.examples[at].value for at in row_of]
-            correlations: dict[str, float | None] = {}
-            ranks = average_ranks(given)
-            for name, place in parts.items():
-                cosines = [row["cosine"][place] for row in row_of.values()]
-                correlations[f"spearman{name}"] = correlation(average_ranks(cosines), ranks)
-                correlations[f"pearson{name}"] = correlation(cosines, given)
-            return {name: value for name, value in correlations.items() if value is not None}
+            return {
+                f"{measure}{name}": value
+                for name, place in parts.items()
+                for measure, value in correlations(
+                    [row["cosine"][place] for row in row_of.values()], given
+                ).items()
+            }
         anchors, documents = dict[str, Any](), dict[str, Any]()
         relevant = defaultdict[str, set[str]](set)
         for at, row in row_of.items():
@@ -205,13 +201,6 @@ class SimilarityTask(Task):
         return {"cosine": round(answer["cosine"], DECIMALS)}
 
 
-def _nonempty(record: Record, column: str, name: str) -> str:
-    text = text_of(record, column, name)
-    if not text.strip():
-        raise DataError(f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}")
-    return text
-
-
 @dataclass(kw_only=True)
 class PairsTable(Table):
     """Own tables of pairs of texts; see `tasks.table.Table`.
@@ -234,15 +223,15 @@ class PairsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, numbers=True, paired=True)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         record = columns.join_texts(record, name)
-        anchor, other = (_nonempty(record, str(key), name) for key in (columns.text, columns.pair))
+        anchor, other = (
+            nonempty_text(record, str(key), name) for key in (columns.text, columns.pair)
+        )
         column = "negative" if self.negative is None else str(self.negative)
         negative = None
         if self.negative is not None or record.fields.get(column):
-            negative = _nonempty(record, column, name)
+            negative = nonempty_text(record, column, name)
         value = _score_of(record, columns.label, name) if columns.label else None
         if value is not None and negative is not None:
             raise DataError(
@@ -301,9 +290,7 @@ class InferenceTable(PairsTable):
     def columns(self) -> Wanted:
         return replace(super().columns, numbers=False, paired=False)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         text = label_of(record, columns.label, name)
         label = text.lower()
         if label not in (*_ENTAILED, *_CONTRADICTED, *_OTHERS):
@@ -316,7 +303,9 @@ class InferenceTable(PairsTable):
                 f"{name}: which columns are the premise and the hypothesis? Say data.text=COLUMN "
                 "data.pair=COLUMN."
             )
-        premise, hypothesis = (_nonempty(record, key, name) for key in (columns.text, columns.pair))
+        premise, hypothesis = (
+            nonempty_text(record, key, name) for key in (columns.text, columns.pair)
+        )
         return TableRow(record.line, premise, label, hypothesis)
 
     def build_examples(

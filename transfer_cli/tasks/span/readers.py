@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from transfer_cli.data import readers
 from transfer_cli.data.layout import Layout
+from transfer_cli.data.records import json_kind
 from transfer_cli.data.table import open_table
 from transfer_cli.data.wanted import Wanted
 from transfer_cli.errors import DataError
@@ -19,7 +20,7 @@ MOST_LEFT_OUT = 0.01
 """The share of answers that are not where they should be from which on something is wrong with all:
 mostly the encoding, or characters that were counted as bytes."""
 
-_TYPE_NAMES = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
+_EXPECTED = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions
@@ -160,7 +161,7 @@ def _answers(fields: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
         ]
     if not isinstance(entries, list):
         raise DataError(
-            f"{where} is {_type_name(entries)}, expected a list; empty where there is no answer."
+            f"{where} is {json_kind(entries)}, expected a list; empty where there is no answer."
         )
     parts = [_checked(entry, dict, where) for entry in entries]
     return [
@@ -188,9 +189,5 @@ def _field(fields: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
 
 def _checked(value: Any, kind: type[T], where: str) -> T:
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise DataError(f"{where} is {_type_name(value)}, expected {_TYPE_NAMES[kind]}.")
+        raise DataError(f"{where} is {json_kind(value)}, expected {_EXPECTED[kind]}.")
     return value
-
-
-def _type_name(value: object) -> str:
-    return "null" if value is None else _TYPE_NAMES.get(type(value), repr(value)[:40])

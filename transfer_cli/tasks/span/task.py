@@ -89,6 +89,15 @@ class SpanTask(Task):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
 
+    def text_column(self, names: Sequence[str], name: str) -> None:
+        """Return None; SQuAD's own tree of articles is no table of questions."""
+        if "paragraphs" in names:
+            raise DataError(
+                f"{name} is SQuAD's tree of articles; transfer evaluate reads it, and predict a "
+                "line of JSON for each question: jq -c '.data[].paragraphs[] | {context} + "
+                "(.qas[] | {id, question})' writes them."
+            )
+
     def read(self, record: Record, text: str, pair: str | None, name: str) -> SpanExample:
         if pair is None:
             raise DataError(
@@ -113,7 +122,6 @@ class SpanTask(Task):
             raise DataError(f"{where}: no question has an answer; there is nothing to learn.")
 
     def strata(self, examples: Sequence[SpanExample]) -> Sequence[int]:
-        """Return whether each question has an answer."""
         return [int(bool(question.answers)) for question in examples]
 
     def group(self, example: SpanExample) -> Hashable:
@@ -121,7 +129,6 @@ class SpanTask(Task):
         return example.context
 
     def facts(self, train: Sequence[SpanExample]) -> dict[str, bool]:
-        """Return whether some questions have no answer."""
         return {"unanswerable": not all(question.answers for question in train)}
 
     def encode(
@@ -135,7 +142,6 @@ class SpanTask(Task):
         return encode_spans(examples, tokenizer, layout)
 
     def kept(self, length: int) -> tuple[int, str]:
-        """Return how many tokens of a question are kept."""
         return self.question_length or default_question_length(length), "data.question_length"
 
     @classmethod
@@ -251,7 +257,6 @@ class SpanTask(Task):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: no answer is found where there is one."""
         f1 = measures.get(f"f1/{HAS_ANSWER}", measures.get("f1", 100.0))
         if f1 > MIN_F1:
             return None
@@ -349,11 +354,9 @@ class SpanExtraction(Answering):
 
     @property
     def token_head(self) -> str:
-        """Its head: it scores each token."""
         return self.head
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return a linear layer with two outputs: first and last."""
         linear = nn.Linear(backbone.shape.width, 2)
         initialise_plain(linear)
         return {self.head: linear}

@@ -1,8 +1,9 @@
 """Own files with a tag for each word."""
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -18,10 +19,11 @@ from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import (
     FIELDS,
     Sentence,
-    TagColumns,
     TagExample,
     format_of,
-    sentences,
+    read_conll,
+    read_conllu,
+    read_jsonl,
 )
 from transfer_cli.tasks.tagging.schemes import Scheme, split_tag
 from transfer_cli.tasks.tagging.task import TaggingTask
@@ -66,7 +68,6 @@ class TaggedFiles(LabelledFiles):
         super().__post_init__()
         if isinstance(self.tag, str):
             one_of("tag", self.tag, FIELDS, ValueError)
-        self._columns = TagColumns(self.word, self.tag, self.comments, self.names)
 
     def examples(self, paths: Mapping[str, Sequence[Path]], columns: Wanted = ANY) -> LabelledData:
         """See `LabelledFiles`; the scheme is that of the first split."""
@@ -74,13 +75,11 @@ class TaggedFiles(LabelledFiles):
         first = next(iter(paths.values()))
         where = list_names(first, 1)
         scheme = self._scheme([*chain.from_iterable(by_path[path] for path in first)], where)
-        bio = {
-            path: [_bio_tags(sentence, scheme, path) for sentence in rows]
-            for path, rows in by_path.items()
+        by_path = {path: _as_bio(rows, scheme, path) for path, rows in by_path.items()}
+        tags_of = {
+            path: {*chain.from_iterable(sentence.tags for sentence in by_path[path])}
+            for path in first
         }
-        for path, tags in bio.items():
-            _log_changes(by_path[path], tags, scheme, path)
-        tags_of = {path: {*chain.from_iterable(bio[path])} for path in first}
         log_label_differences(
             {path: {split_tag(tag)[1] or tag for tag in tags} for path, tags in tags_of.items()}
         )
@@ -91,13 +90,10 @@ class TaggedFiles(LabelledFiles):
                 "that the column of tags?"
             )
         numbers = {tag: number for number, tag in enumerate(labels)}
-        examples = {}
-        for path, rows in by_path.items():
-            _check_tags_known(rows, bio[path], labels, path)
-            examples[path] = [
-                _example(sentence, [numbers[tag] for tag in tags])
-                for sentence, tags in zip(rows, bio[path], strict=True)
-            ]
+        examples = {
+            path: [_example(sentence, numbers, path) for sentence in rows]
+            for path, rows in by_path.items()
+        }
         splits = {
             split: list(chain.from_iterable(examples[path] for path in files))
             for split, files in paths.items()
@@ -118,7 +114,15 @@ class TaggedFiles(LabelledFiles):
                 else f"{path} is CoNLL-U; say data=conllu data.tag=upos, or one of {fields}"
             )
             raise DataError(f"{mismatch}.")
-        return sentences(path, file_format, self._columns)
+        if file_format == "jsonl":
+            sentences = [*read_jsonl(path, self.names)]
+        elif isinstance(self.tag, str):
+            sentences = [*read_conllu(path, self.tag)]
+        else:
+            sentences = [*read_conll(path, self.word, self.tag, comments=self.comments)]
+        if not sentences:
+            raise DataError(f"{path} has no sentences.")
+        return sentences
 
     def _scheme(self, train: Sequence[Sentence], where: str) -> Scheme:
         if self.scheme != "auto":
@@ -129,46 +133,39 @@ class TaggedFiles(LabelledFiles):
         return scheme
 
 
-def _bio_tags(sentence: Sentence, scheme: Scheme, source: Path) -> list[str]:
-    fault = schemes.find_fault(sentence.tags, scheme)
-    if fault is not None:
-        word, problem = fault
-        raise DataError(
-            f"{source}, line {sentence.lines[word]}: {problem} (the scheme is {scheme}; "
-            f"data.scheme sets it, to one of {list_names(schemes.SCHEMES, 10)})."
-        )
-    return schemes.to_bio(sentence.tags, scheme)
-
-
-def _log_changes(
-    sentences: Sequence[Sentence], bio: Sequence[list[str]], scheme: Scheme, source: Path
-) -> None:
-    changed = sum(
-        one != other
-        for sentence, tags in zip(sentences, bio, strict=True)
-        for one, other in zip(sentence.tags, tags, strict=True)
-    )
-    if changed:
+def _as_bio(sentences: Sequence[Sentence], scheme: Scheme, source: Path) -> list[Sentence]:
+    """Return sentences with the tags of BIO; how many were changed is logged."""
+    converted, num_changed = list[Sentence](), 0
+    for sentence in sentences:
+        fault = schemes.find_fault(sentence.tags, scheme)
+        if fault is not None:
+            word, problem = fault
+            raise DataError(
+                f"{source}, line {sentence.lines[word]}: {problem} (the scheme is {scheme}; "
+                f"data.scheme sets it, to one of {list_names(schemes.SCHEMES, 10)})."
+            )
+        bio = schemes.to_bio(sentence.tags, scheme)
+        num_changed += sum(map(operator.ne, sentence.tags, bio))
+        converted.append(replace(sentence, tags=bio))
+    if num_changed:
+        words = sum(len(sentence.tags) for sentence in sentences)
         log.info(
             "%s: its tags are %s; %s of %s were changed to BIO",
-            source, scheme.upper(), f"{changed:,}", f"{sum(map(len, bio)):,}",
+            source, scheme.upper(), f"{num_changed:,}", f"{words:,}",
         )  # fmt: skip
+    return converted
 
 
-def _check_tags_known(
-    sentences: Sequence[Sentence], bio: Sequence[list[str]], labels: Sequence[str], source: Path
-) -> None:
-    known = set(labels)
-    for sentence, tags in zip(sentences, bio, strict=True):
-        for tag, line in zip(tags, sentence.lines, strict=True):
-            if tag not in known:
-                raise DataError(
-                    f"{source}, line {line}: the tag {tag!r} is not among the {len(labels)} of the "
-                    f"training file.{did_you_mean(tag, labels)}"
-                )
-
-
-def _example(sentence: Sentence, label: Sequence[int]) -> TagExample:
+def _example(sentence: Sentence, numbers: Mapping[str, int], source: Path) -> TagExample:
+    """Return the example, given the number of each tag of the training file."""
+    label = list[int]()
+    for tag, line in zip(sentence.tags, sentence.lines, strict=True):
+        if tag not in numbers:
+            raise DataError(
+                f"{source}, line {line}: the tag {tag!r} is not among the {len(numbers)} of the "
+                f"training file.{did_you_mean(tag, numbers)}"
+            )
+        label.append(numbers[tag])
     if sentence.text is None or sentence.spans is None:
         return TagExample.of_words(sentence.words, label)
     return TagExample(sentence.text, tuple(sentence.spans), tuple(label))

@@ -82,7 +82,6 @@ class TokenTagging(UnitObjective):
 
     @property
     def token_head(self) -> str:
-        """Its head: it scores each token."""
         return self.head
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
@@ -105,7 +104,6 @@ class TokenTagging(UnitObjective):
         return self._logits_at(rows_with_word(batch), model, encoded)
 
     def num_units(self, batch: Batch) -> int:
-        """Return the number of words that are read."""
         return len(rows_with_word(batch))
 
     def unit_values(self, values: Tensor, batch: Batch) -> Tensor:
@@ -155,7 +153,6 @@ class TokenTagging(UnitObjective):
         return outputs, _word_targets(batch)
 
     def display_pairs(self, outputs: Tensor, batch: Batch) -> Iterable[tuple[str, str]]:
-        """Return the tags of each row's words and the likeliest ones."""
         target_BT = _word_targets(batch)
         predicted_BT = torch.where(target_BT == IGNORE, IGNORE, outputs.argmax(-1))
         both = zip(target_BT.tolist(), predicted_BT.tolist(), strict=True)

@@ -7,7 +7,7 @@ a `DataError` with file and line.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ _WORD_ID = re.compile(r"[1-9][0-9]*")
 _OTHER_ID = re.compile(r"[0-9]+[-.][0-9]+")
 """Words that are written as one (3-4), and empty nodes (8.1)."""
 
-_DOCUMENT = "-DOCSTART-"
 _BLANKS = re.compile("[ \t]+")
 _BRAT = re.compile(r"T[0-9]+\t\S+ [0-9]+ [0-9]+.*\t")
 _ENTITIES = ("entities", "spans", "label", "labels")
@@ -86,31 +85,6 @@ class Sentence:
     spans: Sequence[tuple[int, int]] | None = None
 
 
-@dataclass(frozen=True)
-class TagColumns:
-    """How files are read.
-
-    Args:
-        word: The column of the word in `conll`, from 0; below 0 from the end.
-        tag: The column of the tag there, or one of `FIELDS` in `conllu`.
-        comments: Whether lines that begin with `#` are none of a sentence in `conll`.
-        names: The tags that numbers stand for in JSON lines.
-    """
-
-    word: int = 0
-    tag: int | str = -1
-    comments: bool = False
-    names: Sequence[str] | None = None
-
-
-def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sentence]:
-    """Return the sentences of a file."""
-    records = list(_READERS[file_format](path, columns))
-    if not records:
-        raise DataError(f"{path} has no sentences.")
-    return records
-
-
 def format_of(path: Path, tag: int | str) -> Format:
     """Return the format that a file's name tells, or else the column of its tags."""
     suffixes = path.suffixes
@@ -119,12 +93,19 @@ def format_of(path: Path, tag: int | str) -> Format:
     return "conllu" if ".conllu" in suffixes or isinstance(tag, str) else "conll"
 
 
-def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
+def read_conll(path: Path, word: int, tag: int, *, comments: bool) -> Iterator[Sentence]:
+    """Yield the sentences of a file with columns.
+
+    Args:
+        word: The column of the word, from 0; below 0 from the end.
+        tag: That of the tag.
+        comments: Whether lines that begin with `#` are none of a sentence.
+    """
     width, cure = 0, ""
 
     def word_of(line: str, number: int) -> tuple[str, str] | None:
         nonlocal width, cure
-        if line.startswith(_DOCUMENT) or (columns.comments and line.startswith("#")):
+        if line.startswith("-DOCSTART-") or (comments and line.startswith("#")):
             return None
         if number == 1 and _BRAT.match(line):
             raise DataError(
@@ -145,19 +126,18 @@ def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
                 cure = " Tabs or blanks part columns, commas do not; or give JSON lines."
             raise DataError(f"{path}, line {number}: {len(cells)} columns, and {usual}.{cure}")
         try:
-            return cells[columns.word].strip(" "), cells[int(columns.tag)].strip(" ")
+            return cells[word].strip(" "), cells[tag].strip(" ")
         except IndexError as error:
             raise DataError(
-                f"{path}, line {number}: it has {width} columns, and data.word={columns.word} or "
-                f"data.tag={columns.tag} is none of them; they are counted from 0, or from -1 at "
-                "the end."
+                f"{path}, line {number}: it has {width} columns, and data.word={word} or "
+                f"data.tag={tag} is none of them; they are counted from 0, or from -1 at the end."
             ) from error
 
     yield from _sentences_of_lines(path, word_of)
 
 
-def _conllu(path: Path, columns: TagColumns) -> Iterator[Sentence]:
-    column = FIELDS[str(columns.tag)]
+def read_conllu(path: Path, field: str) -> Iterator[Sentence]:
+    """Yield the sentences of a file in CoNLL-U, whose tags are in one of `FIELDS`."""
 
     def word_of(line: str, number: int) -> tuple[str, str] | None:
         if line.startswith("#"):
@@ -175,7 +155,7 @@ def _conllu(path: Path, columns: TagColumns) -> Iterator[Sentence]:
                 f"{path}, line {number}: the first column is {cells[0]!r:.40}, expected the number "
                 "of a word, such as 3, 3-4 or 8.1."
             )
-        return cells[1], cells[column]
+        return cells[1], cells[FIELDS[field]]
 
     yield from _sentences_of_lines(path, word_of)
 
@@ -185,10 +165,11 @@ def _sentences_of_lines(
 ) -> Iterator[Sentence]:
     """Yield what stands between empty lines; `word_of` gives a word and its tag, or None."""
     words = list[tuple[str, str, int]]()
-    for number, line in numbered_lines(path):
+    for number, line in chain(numbered_lines(path), [(0, "")]):
         if not line.strip(" \t"):
             if words:
-                yield _sentence(words)
+                tokens, tags, lines = zip(*words, strict=True)
+                yield Sentence(tokens, tags, lines)
             words = []
             continue
         tagged = word_of(line, number)
@@ -198,22 +179,16 @@ def _sentences_of_lines(
             what = "word" if not tagged[0] else "tag"
             raise DataError(f"{path}, line {number}: the {what} is empty.")
         words.append((*tagged, number))
-    if words:
-        yield _sentence(words)
 
 
-def _sentence(tagged: Sequence[tuple[str, str, int]]) -> Sentence:
-    words, tags, lines = zip(*tagged, strict=True)
-    return Sentence(words, tags, lines)
-
-
-def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
+def read_jsonl(path: Path, names: Sequence[str] | None) -> Iterator[Sentence]:
+    """Yield the sentences of JSON lines, whose tags may be numbers of `names`."""
     for record in json_rows(path):
         fields, where = record.fields, f"{path}, line {record.line}"
         if "_input_hash" in fields:
             check_accepted([fields.get("answer")], str(path))
         if "tokens" in fields and "tags" in fields:
-            yield _tagged_tokens(fields, where, record.line, columns.names)
+            yield _tagged_tokens(fields, where, record.line, names)
         elif "text" in fields and not {*_ENTITIES}.isdisjoint(fields):
             yield _text_with_entities(record, str(path))
         else:
@@ -312,8 +287,3 @@ def _list(fields: Mapping[str, object], key: str, where: str) -> list[Any]:
     if not isinstance(values, list):
         raise DataError(f"{where}: expected a list {key!r}, found {values!r:.40}.")
     return values
-
-
-_READERS: Mapping[Format, Callable[[Path, TagColumns], Iterator[Sentence]]] = {
-    "conll": _conll, "conllu": _conllu, "jsonl": _jsonl,
-}  # fmt: skip

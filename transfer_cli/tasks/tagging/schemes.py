@@ -18,14 +18,14 @@ Legend: W words, C tags.
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 Scheme = Literal["bio", "iob1", "bioes", "io", "none"]
 
-SCHEMES = ("auto", "bio", "iob1", "bioes", "io", "none")
+SCHEMES = ("auto", *get_args(Scheme))
 OUTSIDE = "O"
 
 _NO_MARKS = (

@@ -38,6 +38,7 @@ from transfer_cli.tasks.base import (
     Task,
     baseline_failure,
     mean_by_label,
+    rarest_labels,
 )
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.readers import WORDS, TagExample
@@ -52,7 +53,7 @@ class EncodedWords(EncodedRows):
         read_at: For each row, the positions at which the tags of its own words are read, in order.
             A word in several windows belongs to one of them.
         target: For each row the target of each of its tokens; None: tags are not known.
-        example_of, is_cut: See `EncodedRows`.
+        options: Others of `EncodedRows`.
     """
 
     def __init__(
@@ -62,22 +63,13 @@ class EncodedWords(EncodedRows):
         pad: int,
         read_at: Sequence[Sequence[int]],
         target: Sequence[Sequence[int]] | None,
-        *,
-        example_of: Sequence[int],
-        is_cut: Sequence[bool],
+        **options: Any,
     ) -> None:
         targets: dict[str, Sequence[Sequence[int]]] = {"word": _word_index(rows, read_at)}
         if target is not None:
             targets["target"] = target
-        super().__init__(
-            examples,
-            rows,
-            pad,
-            targets=targets,
-            fill=dict.fromkeys(targets, IGNORE),
-            example_of=example_of,
-            is_cut=is_cut,
-        )
+        fill = dict.fromkeys(targets, IGNORE)
+        super().__init__(examples, rows, pad, targets=targets, fill=fill, **options)
         self.read_at = read_at
         self._word_values: dict[str, npt.NDArray[Any]] = {}
 
@@ -101,9 +93,22 @@ def of_words(data: Any, rows: Mapping[int, Mapping[str, Any]], name: str) -> lis
     return [window[name][place] for row, window in rows.items() for place in data.read_at[row]]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How tags are read and learnt.
+def encode_words(
+    examples: Sequence[TagExample],
+    tokenizer: Tokenizer,
+    length: int,
+    direction: str,
+    piece: Literal["first", "last"],
+    *,
+    stride: int | None = None,
+    inside: Sequence[int] | None = None,
+) -> EncodedWords:
+    """Return texts as rows of at most `length` tokens, with targets if their tags are known.
+
+    A word that is longer than a row is cut. One without pieces is the unknown token.
+
+    Batch keys: `word`; if tags are known `target`, the tag of a word at the piece where it is read
+    (and at the others with `inside`), `IGNORE` elsewhere.
 
     Args:
         piece: The piece of a word at which its tag is read.
@@ -111,87 +116,50 @@ class Reading:
         inside: The label of the pieces behind the one that is read, by the label of the word; those
             before it have the word's. None: only the piece that is read has a target.
     """
-
-    piece: Literal["first", "last"]
-    stride: int | None = None
-    inside: Sequence[int] | None = None
-
-
-@dataclass(frozen=True)
-class _Window:
-    """A window: its tokens, and of each of its own words the number, first piece and end."""
-
-    tokens: list[int]
-    words: list[tuple[int, int, int]]
-
-    @classmethod
-    def from_pieces(
-        cls, pieces: Sequence[list[int]], window: tuple[int, int], owned: range, before: list[int]
-    ) -> "_Window":
-        tokens, words = [*before], []
-        for word in range(*window):
-            start = len(tokens)
-            tokens += pieces[word]
-            if word in owned:
-                words.append((word, start, len(tokens)))
-        return cls(tokens, words)
-
-    def read_at(self, reading: Reading) -> list[int]:
-        return [start if reading.piece == "first" else past - 1 for _, start, past in self.words]
-
-    def target(self, label: Sequence[int], reading: Reading) -> list[int]:
-        """Return the target of each token."""
-        target = [IGNORE] * len(self.tokens)
-        for (word, start, past), place in zip(self.words, self.read_at(reading), strict=True):
-            tag = target[place] = label[word]
-            if reading.inside is not None:
-                target[start:place] = [tag] * (place - start)
-                target[place + 1 : past] = [reading.inside[tag]] * (past - place - 1)
-        return target
-
-
-def encode_words(
-    examples: Sequence[TagExample],
-    tokenizer: Tokenizer,
-    length: int,
-    direction: str,
-    reading: Reading,
-) -> EncodedWords:
-    """Return texts as rows of at most `length` tokens, with targets if their tags are known.
-
-    A word that is longer than a row is cut. One without pieces is the unknown token.
-
-    Batch keys: `word`; if tags are known `target`, the tag of a word at the piece where it is read
-    (and at the others with `Reading.inside`), `IGNORE` elsewhere.
-    """
     before, after = specials_around(tokenizer, direction)
     room = length - len(before) - len(after)
     if room < 1:
         raise ConfigError(f"data.length is {length}, which leaves no room for a word; raise it")
     known = have_answers([example.label for example in examples], "tags")
-    rows, example_of, is_cut = list[_Window](), list[int](), list[bool]()
+    rows, read_at, target, example_of, is_cut = [], [], [], [], []
     for at, whole in enumerate(_encode_pieces(examples, tokenizer)):
         is_cut.append(any(len(word) > room for word in whole))
         pieces = [word[:room] for word in whole]
-        windows = word_windows([*map(len, pieces)], room, reading.stride)
+        label = examples[at].label or [0] * len(pieces)
+        windows = word_windows([*map(len, pieces)], room, stride)
         for window, owned in zip(windows, owned_words(len(pieces), windows), strict=True):
-            rows.append(_Window.from_pieces(pieces, window, owned, before))
+            places, tags = _window_targets(pieces, window, owned, label, piece, inside)
+            rows.append([*before, *chain.from_iterable(pieces[slice(*window)]), *after])
+            read_at.append([len(before) + place for place in places])
+            target.append([*[IGNORE] * len(before), *tags, *[IGNORE] * len(after)])
             example_of.append(at)
-    target = None
-    if known:
-        target = [
-            [*row.target(examples[at].label or (), reading), *[IGNORE] * len(after)]
-            for row, at in zip(rows, example_of, strict=True)
-        ]
     return EncodedWords(
-        examples,
-        [row.tokens + after for row in rows],
-        tokenizer.pad,
-        [row.read_at(reading) for row in rows],
-        target,
-        example_of=example_of,
-        is_cut=is_cut,
-    )
+        examples, rows, tokenizer.pad, read_at, target if known else None,
+        example_of=example_of, is_cut=is_cut,
+    )  # fmt: skip
+
+
+def _window_targets(
+    pieces: Sequence[Sequence[int]],
+    window: tuple[int, int],
+    owned: range,
+    label: Sequence[int],
+    piece: str,
+    inside: Sequence[int] | None,
+) -> tuple[list[int], list[int]]:
+    """Return the pieces at which a window's own words are read, and the target of each piece."""
+    read_at, target = list[int](), list[int]()
+    for word in range(*window):
+        size = len(pieces[word])
+        place = 0 if piece == "first" else size - 1
+        ahead = tag = behind = IGNORE
+        if word in owned:
+            read_at.append(len(target) + place)
+            tag = label[word]
+            if inside is not None:
+                ahead, behind = tag, inside[tag]
+        target += [*[ahead] * place, tag, *[behind] * (size - place - 1)]
+    return read_at, target
 
 
 def _word_index(rows: Sequence[Sequence[int]], read_at: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -244,28 +212,16 @@ def _encode_pieces(
     for portion in iterate_portions(examples):
         # A text without words has no tokens either, which the prefix alone would be.
         texts = [prefix + " ".join(example.words) if example.words else "" for example in portion]
-        for example, text, (tokens, places) in zip(
-            portion, texts, tokenizer.encode_with_offsets(texts), strict=True
+        for example, (tokens, places) in zip(
+            portion, tokenizer.encode_with_offsets(texts), strict=True
         ):
-            yield _pieces_by_word(example.words, len(text), tokens, places, tokenizer.unk)
-
-
-def _pieces_by_word(
-    words: Sequence[str],
-    length: int,
-    tokens: Sequence[int],
-    places: Sequence[tuple[int, int]],
-    unknown: int,
-) -> list[list[int]]:
-    begins = list(accumulate((len(word) + 1 for word in words), initial=0))
-    shift = length - max(0, begins[-1] - 1)
-    pieces: list[list[int]] = [[] for _ in words]
-    for token, (start, _) in zip(tokens, places, strict=True):
-        pieces[min(bisect_right(begins, max(0, start - shift)), len(words)) - 1].append(token)
-    return [word or [unknown] for word in pieces]
-
-
-Span = tuple[int, int]
+            words = example.words
+            begins = [*accumulate((len(word) + 1 for word in words), initial=len(prefix))]
+            pieces: list[list[int]] = [[] for _ in words]
+            for token, (start, _) in zip(tokens, places, strict=True):
+                word = bisect_right(begins, max(len(prefix), start)) - 1
+                pieces[min(word, len(words) - 1)].append(token)
+            yield [of_word or [tokenizer.unk] for of_word in pieces]
 
 
 @dataclass(frozen=True)
@@ -276,7 +232,7 @@ class TaggingTask(Task):
         marks_entities: Whether they are BIO tags of entities; else each stands for itself.
         piece: The piece of a word at which its tag is read; auto: the last one in a causal model,
             which has not seen the word before, else the first.
-        label_all: Whether all pieces of a word have a target; see `Reading`.
+        label_all: Whether all pieces of a word have a target; see `encode_words`.
         stride: Words that two windows of a long text share; None: half of one.
         words: Where `read` parts words: at blanks, or at marks such as commas, too.
         scheme: That of other files: auto, or iob1, which a file of few entities may not show.
@@ -325,12 +281,7 @@ class TaggingTask(Task):
             )
 
     def strata(self, examples: Sequence[TagExample]) -> Sequence[int]:
-        """Return the rarest tag of each, so that a share has entities of each type."""
-        count = Counter(chain.from_iterable(example.label or () for example in examples))
-        return [
-            min(example.label or (), key=lambda number: (count[number], number))
-            for example in examples
-        ]
+        return rarest_labels(examples)
 
     def encode(
         self,
@@ -339,13 +290,13 @@ class TaggingTask(Task):
         length: int,
         direction: Direction,
     ) -> EncodedWords:
-        by_direction: Literal["first", "last"] = "last" if direction == "causal" else "first"
-        reading = Reading(
-            by_direction if self.piece == "auto" else self.piece,
-            self.stride,
-            [self._continuation(tag) for tag in self.labels] if self.label_all else None,
+        piece = self.piece
+        if piece == "auto":
+            piece = "last" if direction == "causal" else "first"
+        inside = [self._continuation(tag) for tag in self.labels] if self.label_all else None
+        return encode_words(
+            examples, tokenizer, length, direction, piece, stride=self.stride, inside=inside
         )
-        return encode_words(examples, tokenizer, length, direction, reading)
 
     def _continuation(self, tag: str) -> int:
         """Return the number of the tag with which another one goes on."""
@@ -385,9 +336,9 @@ class TaggingTask(Task):
         tags, numbers = self.decode(shares_WC), {tag: at for at, tag in enumerate(self.labels)}
         return tags, [shares[numbers[tag]] for shares, tag in zip(shares_WC, tags, strict=True)]
 
-    def entities(self, tags: Sequence[str], *, strict: bool = False) -> list[schemes.Entity]:
+    def entities(self, tags: Sequence[str]) -> list[schemes.Entity]:
         """Return the entities that tags mark."""
-        return schemes.entities(tags, strict=strict) if self.marks_entities else []
+        return schemes.entities(tags) if self.marks_entities else []
 
     def said(self, answer: Answer) -> tuple[str, float]:
         """Return entities, or each word with its tag, and how sure the least sure word is."""
@@ -493,7 +444,6 @@ class TaggingTask(Task):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why nothing was learnt: no entities are found, or the commonest tag is said."""
         if self.marks_entities:
             f1 = measures.get("entity_f1", 1.0)
             if f1 > MARGIN:

@@ -91,10 +91,6 @@ class Noise(ABC):
             "(tokenizer=wordpiece)"
         )
 
-    def max_total_tokens(self, length: int) -> int:
-        """Return the most tokens that source and target of a text have together."""
-        return sum(self.sizes(length))
-
     def max_length(self, room: int, size: Callable[[Iterable[int]], int] = sum) -> int:
         """Return the length of the longest text whose source and target have room.
 

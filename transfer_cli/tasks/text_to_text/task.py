@@ -31,7 +31,7 @@ from transfer_cli.data.records import Record, text_of
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.data.wanted import Chosen, Wanted
-from transfer_cli.errors import ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.shape import SettledDirection
@@ -44,7 +44,7 @@ from transfer_cli.objectives.replies import Averaged, Continued, decode_until, m
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.scoring import rouge_l
-from transfer_cli.tasks.table import Table, TableRow
+from transfer_cli.tasks.table import Table, TableRow, nonempty_text
 from transfer_cli.tasks.text_to_text import measures
 from transfer_cli.tasks.text_to_text.corruption import build_noise
 
@@ -58,14 +58,14 @@ class TextToTextExample:
 
 
 class EncodedTexts(EncodedRows):
-    """Sources as rows of tokens, with their targets if they have one."""
+    """Sources as rows of tokens, with what was written after them if that is known."""
 
     tokenizer: Tokenizer
     end: int
-    """The token that ends a target."""
+    """The token that ends what is written."""
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text of a target, whose tokens go on after its end."""
+        """Return the text that a model wrote, whose tokens go on after its end."""
         return decode_until(list(tokens), self.tokenizer, self.end)
 
 
@@ -225,16 +225,10 @@ class TextPairsTable(Table):
     def columns(self) -> Wanted:
         return replace(super().columns, written=True)
 
-    def read_row(
-        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
-    ) -> TableRow:
+    def read_row(self, record: Record, columns: Chosen, name: str) -> TableRow:
         record = columns.join_texts(record, name)
-        source, target = (text_of(record, column, name) for column in (columns.text, columns.label))
-        for column, text in ((columns.text, source), (columns.label, target)):
-            if not text.strip():
-                raise DataError(
-                    f"{name}, line {record.line}: {column!r} is empty.", f"empty {column!r}"
-                )
+        columns_read = (columns.text, columns.label)
+        source, target = (nonempty_text(record, column, name) for column in columns_read)
         return TableRow(record.line, source, target)
 
     def build_example(self, row: TableRow, numbers: tuple[int, ...]) -> TextToTextExample:
@@ -337,7 +331,7 @@ class PrefixLM(CausalLM):
             rows.append(
                 self.corruption.source_and_target(text[first : first + most], self._marks, draws_TC)
             )
-        width = self.corruption.max_total_tokens(min(length, most))
+        width = sum(self.corruption.sizes(min(length, most)))
         width += len(self._begin) + len(self._start) + 2
         return {"index": batch["index"], **self._as_rows(rows, width)}
 
@@ -407,7 +401,6 @@ class PrefixLM(CausalLM):
         return {"perplexity": exp_or_inf(loss), "loss": loss, "token_accuracy": right}
 
     def answer_metrics(self) -> tuple[Metric, ...]:
-        """Return those of `TextToTextTask.scores`."""
         return measures.declared_metrics() if self.writes_answers else ()
 
 
