@@ -6,6 +6,7 @@ Everything is a pure function of its arguments; nothing is hidden in a fixture.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.encoder_decoder import build_backbone
+from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.packing import Packing
 from transfer_cli.model.shape import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding, Loss, Objective, TaskInfo
@@ -83,6 +86,7 @@ class Vocabulary:
 
 
 VOCABULARY = Vocabulary()
+Part = TypeVar("Part", bound=torch.nn.Module)
 
 
 @dataclass
@@ -231,12 +235,39 @@ def sums(objective: Objective, model: TransferModel, batch: Batch) -> Sums:
     return objective.loss_sums(model, batch, Encoding(model, batch))
 
 
-def lively(module: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
+def lively(module: Part, seed: int = 0, std: float = 0.3) -> Part:
     """Draw every parameter anew and large, so that outputs differ as a trained model's do."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=std, generator=generator)
+    return module
+
+
+def without_dropout(module: Part) -> Part:
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    return module
+
+
+def packing(mask_BT: torch.Tensor) -> Packing:
+    """Return how a batch with this mask is packed."""
+    return Packing.from_mask(mask_BT, mask_BT.flatten().nonzero().squeeze(1))
+
+
+def read_in_parts(
+    backbone: Backbone, tokens_BT: torch.Tensor, parts: int | list[int], cache: KVCache,
+    **options: object,
+) -> torch.Tensor:  # fmt: skip
+    """Return the last states of texts that are read part by part through a cache."""
+    states = [
+        backbone(
+            part, torch.ones_like(part, dtype=torch.bool), padded=False, kv_cache=cache, **options
+        )[-1]
+        for part in tokens_BT.split(parts, dim=1)
+    ]
+    return torch.cat(states, dim=1)
 
 
 def newton(
@@ -326,11 +357,12 @@ def train_step(
     )
 
 
-def _parallel(trained: TransferModel, losses: Sequence[Loss]) -> Parallel | None:
+def _parallel(trained: TransferModel, losses: Sequence[Loss]) -> Parallel:
     if is_sharded(trained):
         return Sharded(trained)
-    several = len({loss.stream for loss in losses}) > 1
-    return Replicated(trained, some_unused=several) if distributed.world_size() > 1 else None
+    if distributed.world_size() == 1:
+        return Parallel(trained)
+    return Replicated(trained, some_unused=len({loss.stream for loss in losses}) > 1)
 
 
 @dataclass

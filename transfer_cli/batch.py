@@ -60,6 +60,8 @@ key            shape, type     meaning
                                batch row by row; likewise `compared_rows`, `word_rows`
 `real_rows`    [N] int64       made by `with_facts` where enough is padding: where a real token
                                is, counted through the batch row by row
+`closed_rows`  [N] int64       made by `with_facts` where a view leaves out something amid a text:
+                               where each of `real_rows` is once the gaps are closed
 `row_text`     [R, L] int64    made by `with_packed_rows`: which sequence a place in a row
                                belongs to, -1 where there is none
 `row_places`   [N] int64       made by `with_packed_rows`: where each of `real_rows` is in the rows,
@@ -69,7 +71,8 @@ key            shape, type     meaning
 `padded`       [] bool         made by `with_facts`, on the host: whether anything is padding
 `lengths`      [S] int64       made by `with_facts`, on the host: real tokens of each sequence
 `FACT_VIEW`                    made by `with_facts` or `with_packed_rows`: what `real_rows`,
-                               `row_text`, `row_places`, `padded` and `lengths` are for `mask_VIEW`
+                               `closed_rows`, `row_text`, `row_places`, `padded` and `lengths` are
+                               for `mask_VIEW`
 =============  ==============  =====================================================================
 """
 
@@ -107,7 +110,7 @@ class Indexed(Protocol):
 _ON_HOST = ("padded", "lengths")
 """What is asked for in a pass, and must not wait for the device; so of each view."""
 
-_MASK_FACTS = (*_ON_HOST, "real_rows", "row_text", "row_places")
+_MASK_FACTS = (*_ON_HOST, "real_rows", "closed_rows", "row_text", "row_places")
 """The facts of a mask."""
 
 IGNORE = -100
@@ -201,8 +204,13 @@ def _mask_facts(mask_ST: Tensor) -> Batch:
     facts = {"padded": ~mask_ST.all(), "lengths": lengths_S}
     # The share of real tokens from which on their padding costs less than to leave it out.
     packed_below = 0.95
-    if lengths_S.sum() < packed_below * mask_ST.numel():
+    runs_S = mask_ST[:, :1].sum(1) + (mask_ST[:, 1:] & ~mask_ST[:, :-1]).sum(1)
+    has_gaps = bool((runs_S > 1).any())
+    if has_gaps or lengths_S.sum() < packed_below * mask_ST.numel():
         facts["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
+    if has_gaps:
+        closed_ST = torch.arange(mask_ST.shape[1]) < lengths_S[:, None]
+        facts["closed_rows"] = closed_ST.flatten().nonzero().squeeze(1)
     return facts
 
 
@@ -276,14 +284,18 @@ def is_padded(batch: Batch) -> bool:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on `device`; the host does not wait for the copies."""
-    if device.type == "cuda":
-        # Copies from memory that is not pinned wait for the device.
-        stays = {k for k, v in batch.items() if v.is_cuda or k.startswith(_ON_HOST)}
-        batch = {k: v if k in stays else v.pin_memory() for k, v in batch.items()}
     return {
         key: value if key.startswith(_ON_HOST) else value.to(device, non_blocking=True)
-        for key, value in batch.items()
+        for key, value in to_pinned(batch, device).items()
     }
+
+
+def to_pinned(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch where a GPU reads it by itself: copies of other memory wait for the GPU."""
+    if device.type != "cuda":
+        return batch
+    stays = {k for k, v in batch.items() if v.is_cuda or k.startswith(_ON_HOST)}
+    return {k: v if k in stays else v.pin_memory() for k, v in batch.items()}
 
 
 def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:

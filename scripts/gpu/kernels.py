@@ -214,7 +214,7 @@ def token(earlier: int = 20) -> Step:
     backbone, cache = Backbone(SMOLLM2, VOCABULARY).eval(), KVCache(SMOLLM2.depth, 2 * earlier)
     for layer in cache.layers:
         size = (1, SMOLLM2.key_value_heads, 2 * earlier, SMOLLM2.width // SMOLLM2.heads)
-        layer._kv, layer._filled = (torch.empty(size), torch.empty(size)), earlier
+        layer._kv, layer._filled = [torch.empty(size), torch.empty(size)], earlier
     tokens = torch.empty(1, 1, dtype=torch.int64)
     mask = torch.empty_like(tokens, dtype=torch.bool)
 

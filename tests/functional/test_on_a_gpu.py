@@ -248,7 +248,7 @@ def trained(parallel: str | None = None) -> dict[str, object]:
     if parallel == "ddp" and distributed.world_size() == 1:
         assert type(step._forward) is Parallel
         step._forward = Replicated(model, some_unused=False)
-        step._forward.enter_stage()
+        step._forward.enter_stage(0)
     run = tiny.Run(step, data, recipe, 32, 8).go()
     weights = {n: full_tensor(t.detach()).cpu() for n, t in model.named_parameters()}
     return {"losses": run.losses, "weights": weights}

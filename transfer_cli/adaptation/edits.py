@@ -17,7 +17,7 @@ from transfer_cli.errors import above_zero, at_least, one_of, raised_as
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.model.added_embeddings import AddedRows, AddedSegments
 from transfer_cli.model.block import AFTER_CROSS_ATTENTION, BESIDE_BLOCK, BESIDE_FEED_FORWARD, Block
-from transfer_cli.model.ia3 import add_ia3
+from transfer_cli.model.edited_linear import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.pals import ProjectedAttention, SharedProjections
 from transfer_cli.model.prefix_attention import PrefixAttention

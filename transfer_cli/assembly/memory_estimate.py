@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch.optim import SGD
+
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.datasets import PreparedData
 from transfer_cli.config.build import class_of
@@ -11,6 +13,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.fitting import FILLED, free_bytes, rows_that_fit
 from transfer_cli.model.block import FEED_FORWARDS
+from transfer_cli.optim.lbfgs import HISTORY, LBFGS
 
 STATES_PREFIX = "states of"
 """What the name of the part begins with that grows with a micro-batch."""
@@ -133,8 +136,13 @@ def memory_parts(
 
 def _num_averages(blueprint: Blueprint) -> int:
     """Return how many numbers the optimizer keeps of all weights that ever train."""
-    kind = class_of(blueprint.config.optimizer, "optimizer")
+    options = blueprint.config.optimizer
+    kind = class_of(options, "optimizer")
     usual = 2 if kind.__name__.endswith(("Adam", "AdamW")) else 1
+    if kind is SGD:
+        usual = int(options.get("momentum", 0) > 0)
+    elif kind is LBFGS:  # within a step: earlier moves, and what they changed of the gradient
+        usual = 2 * int(options.get("history", HISTORY))
     averages_of = getattr(kind, "num_averages", lambda weight, layer: usual)
     parameters = dict(blueprint.model.named_parameters())
     return sum(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+from transfer_cli.engine.distributed import reshard
 from transfer_cli.metrics import AVERAGED
 
 PLAIN = "plain"
@@ -66,9 +67,7 @@ class Average:
 
     @torch.no_grad()
     def _set_tensors(self, values: list[Tensor]) -> None:
-        reshard = getattr(self._model, "reshard", None)
-        if reshard is not None:  # what an evaluation has gathered is that of before
-            reshard()
+        reshard(self._model)  # what an evaluation has gathered is that of before
         for tensor, value in zip(_local_tensors(self._tensors), values, strict=True):
             tensor.copy_(value)
 

@@ -67,13 +67,12 @@ class CarriedMemory:
             return {}
         states = torch.zeros(self._batch, self._places, length, self._width, device=self._device)
         document = torch.zeros(self._batch, length, dtype=torch.int64, device=self._device)
-        has_documents = False
         for lanes, memory in zip(self._parts, self._memories, strict=True):
             states[lanes] = torch.stack(memory.states, dim=1).to(states.dtype)
             if memory.document is not None:
-                has_documents = True
                 document[lanes] = memory.document
         state = {"states": distributed.all_reduce_tensor(states).cpu()}
+        has_documents = any(memory.document is not None for memory in self._memories)
         if distributed.all_reduce_max(int(has_documents)):
             state["document"] = distributed.all_reduce_tensor(document).cpu()
         return state

@@ -25,9 +25,6 @@ FEWEST_STEPS = 500
 FEWEST_MINUTES = 4.0
 """The same, of a run that ends by the clock."""
 
-MIN_CAPABILITY = 7, 0
-"""The compute capability that Triton asks for."""
-
 MAX_GRAPHS = 256
 """How many graphs of one pass there may be: each stage of a schedule that freezes needs its own."""
 
@@ -141,7 +138,7 @@ def missing_compiler(device: torch.device) -> str:
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "the package triton"
-        if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        if torch.cuda.get_device_capability(device) < (7, 0):  # for Triton
             return "a GPU of compute capability 7.0 or higher"
         # Triton builds what calls its kernels.
         if not (Path(sysconfig.get_paths("posix_prefix")["include"]) / "Python.h").exists():

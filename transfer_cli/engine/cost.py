@@ -198,12 +198,16 @@ class FlopCounter:
         self._watch(model, "")
         self.prices: list[Prices] = [{**prices_of(model, trains), **others} for trains in stages]
         self._stage: int | None = None
+        self._is_idle = False
         self._amounts: dict[int, dict[tuple[str, bool], list[int]]] = {}
 
     @contextmanager
-    def counting(self, stage: int) -> Iterator[None]:
-        """Count what passes during the block, at the prices of a stage."""
-        self._stage = stage
+    def counting(self, stage: int | None, *, is_idle: bool = False) -> Iterator[None]:
+        """Count what passes during the block, at the prices of a stage.
+
+        Nothing is real of what is idle: a process computes it to keep in step with others.
+        """
+        self._stage, self._is_idle = stage, is_idle
         for model, note in self._watched:
             model.on_pass = note
         try:
@@ -286,7 +290,8 @@ class FlopCounter:
         amounts = self._amounts.setdefault(self._stage, {})
         counts = amounts.setdefault((unit, torch.is_grad_enabled()), [0, 0])
         counts[0] += done
-        counts[1] += done if real is None else real
+        if not self._is_idle:
+            counts[1] += done if real is None else real
 
 
 class SeenPairs(NamedTuple):

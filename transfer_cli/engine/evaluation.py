@@ -322,7 +322,7 @@ def _evaluate_split(
     if not all(bool(total.isfinite().all()) for total in totals.values()):
         finite = zip(share, sums.finite, strict=False)
         _raise_not_finite(split, finite, lambda row: score_portion(Portion.of(row))[1])
-    reshard(model)
+    distributed.reshard(model)
     measures = _measures(objective, totals, counts, split)
     if split.scorer is not None and each is not None:
         predicted = {outcome.index: outcome.predicted for outcome in each.gathered()}
@@ -390,11 +390,6 @@ def without_gradients(model: TransferModel) -> AbstractContextManager[None]:
     return torch.no_grad() if hasattr(model, "reshard") else torch.inference_mode()
 
 
-def reshard(model: nn.Module) -> None:
-    """Free the parameters that a sharded model has gathered, which a backward pass would free."""
-    getattr(model, "reshard", lambda: None)()
-
-
 def evaluation_noise() -> ExampleNoise:
     """Return the random numbers of an evaluation, the same in every run, so that runs compare."""
     return ExampleNoise(0, "evaluate")
@@ -410,7 +405,7 @@ def samples(
     model.eval()
     with without_gradients(model), precision.context():
         shown: list[Sample] = model(lambda m: objective.samples(m, view, Encoding(m, view)))
-    reshard(model)
+    distributed.reshard(model)
     return shown
 
 

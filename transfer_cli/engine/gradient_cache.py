@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, IdleBatch
 from transfer_cli.engine import distributed
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
@@ -32,26 +32,27 @@ class Comparing(Protocol):
 
 
 def add_output_gradients(
-    objective: Comparing, views: Sequence[Batch], outputs: Sequence[Tensor], counted: Sequence[bool]
+    objective: Comparing, views: Sequence[Batch], outputs: Sequence[Tensor]
 ) -> list[Batch]:
     """Return the views of a step's micro-batches with their parts of the step's losses.
 
-    All processes call it, and each compares all examples.
+    All processes call it, and each compares all examples but those of idle batches, which get
+    zeros.
 
     Args:
         objective: Compares examples by the keys `Objective.compares`.
         views: Of this process, prepared.
         outputs: `objective.outputs` of each.
-        counted: Whether each is a part of the step; others only keep step, and get zeros.
     """
-    local_outputs = torch.cat(
-        [out if is_in else out[:0] for out, is_in in zip(outputs, counted, strict=True)]
-    )
-    everyone = [
-        local_outputs.detach(),
-        *(_concat(views, key, counted).to(local_outputs.device) for key in objective.compares),
-    ]
-    by_process = [distributed.all_gather_rows(values) for values in everyone]
+    compared = [outputs, *([view[key] for view in views] for key in objective.compares)]
+    here = [
+        torch.cat([
+            values[:0] if isinstance(view, IdleBatch) else values
+            for view, values in zip(views, of_views, strict=True)
+        ])
+        for of_views in compared
+    ]  # fmt: skip
+    by_process = [distributed.all_gather_rows(values.to(outputs[0].device)) for values in here]
     begin = sum(map(len, by_process[0][: distributed.rank()]))
     whole, *keys = map(torch.cat, by_process)
     with torch.enable_grad():
@@ -59,19 +60,15 @@ def add_output_gradients(
             whole.requires_grad_(), dict(zip(objective.compares, keys, strict=True))
         )
         (gradient,) = torch.autograd.grad(losses_N.sum(), whole)
-    step_views = []
-    for view, output, is_in in zip(views, outputs, counted, strict=True):
+    step_views: list[Batch] = []
+    for view, output in zip(views, outputs, strict=True):
+        if isinstance(view, IdleBatch):
+            zeros = output.new_zeros(len(output))
+            added = {"output_loss": zeros, "output_gradient": torch.zeros_like(output)}
+            step_views.append(IdleBatch(view | added))
+            continue
         rows = slice(begin, begin + len(output))
-        parts = losses_N.detach()[rows], gradient[rows]
-        if is_in:
-            begin += len(output)
-        else:
-            parts = output.new_zeros(len(output)), torch.zeros_like(output)
-        step_views.append({**view, "output_loss": parts[0], "output_gradient": parts[1]})
+        added = {"output_loss": losses_N.detach()[rows], "output_gradient": gradient[rows]}
+        step_views.append(view | added)
+        begin = rows.stop
     return step_views
-
-
-def _concat(views: Sequence[Batch], key: str, counted: Sequence[bool]) -> Tensor:
-    return torch.cat(
-        [view[key] if is_in else view[key][:0] for view, is_in in zip(views, counted, strict=True)]
-    )

@@ -10,8 +10,6 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import keys_in_sweep, name_in_sweep
 from transfer_cli.runs.tensorboard import FINAL, SummaryWriter, event_files
 
-_CURVES = ("train", "validation")
-
 
 class MetricsLogger:
     """Writes metrics to `metrics.jsonl`, and those of several steps to `loggers` by their names.
@@ -81,7 +79,7 @@ class MetricsLogger:
 
     def _write(self, path: Path, kind: str, step: int, values: Mapping[str, float]) -> None:
         append_json(path, {"kind": kind, "step": step, **values})
-        if kind in _CURVES:
+        if kind in ("train", "validation"):
             points = {f"{kind}/{name}": value for name, value in values.items()}
             for name, value in points.items():
                 self.writer.add_scalar(name, value, step)

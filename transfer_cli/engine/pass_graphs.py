@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, to_device, with_padded_facts
+from transfer_cli.batch import Batch, to_device, to_pinned, with_padded_facts
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import Pass, TransferModel
 
@@ -28,6 +28,9 @@ MOST_FLOPS = 2e12
 _KEYS = {"tokens", "mask", "segment", "index", "epoch", "label", "labels", "value"}
 """What a batch may hold: `with_padded_facts` knows how to pad it."""
 
+_FACTORS = "factors"
+"""Beside what a batch holds: the factor of each term."""
+
 Sums = dict[str, Tensor]
 Compute = Callable[[Batch, Mapping[str, Tensor]], Sums]
 """Adds gradients to those of the weights, given a batch and the factor of each term; returns sums
@@ -38,7 +41,6 @@ that need no gradients."""
 class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: Batch
-    factors: Mapping[str, Tensor]
     sums: Sums
     parameters: list[nn.Parameter]
     passes: list[Pass]
@@ -75,17 +77,22 @@ class PassGraphs:
         """Compute a batch that `prepare` returned; return sums that hold until the next call."""
         shapes = tuple((name, value.shape, value.dtype) for name, value in sorted(view.items()))
         key = stage, shapes, tuple(factors)
+        inputs = {**view, _FACTORS: torch.tensor([*factors.values()])}
+
+        def work(inputs: Batch) -> Sums:
+            batch = {name: value for name, value in inputs.items() if name != _FACTORS}
+            return compute(batch, dict(zip(factors, inputs[_FACTORS].unbind(), strict=True)))
+
         captured = self._captured.get(key)
         if captured is None and key in self._met and len(self._captured) < MAX_GRAPHS:
-            captured = self._captured[key] = self._capture(key, view, factors, compute)
+            captured = self._capture(self._met[key], to_device(inputs, self._device), work)
+            self._captured[key] = captured
         elif captured is None:
-            sums = compute(to_device(view, self._device), self._on_device(factors))
+            sums = work(to_device(inputs, self._device))
             self._met[key] = [p for p in self._model.parameters() if p.grad is not None]
             return sums
-        for name, value in to_device(view, self._device).items():
-            captured.inputs[name].copy_(value)
-        for name, value in self._on_device(factors).items():
-            captured.factors[name].copy_(value)
+        for name, value in to_pinned(inputs, self._device).items():
+            captured.inputs[name].copy_(value, non_blocking=True)
         captured.graph.replay()
         for parameter in captured.parameters:
             parameter.grad = self._gradients[parameter]
@@ -95,19 +102,18 @@ class PassGraphs:
         return captured.sums
 
     def _capture(
-        self, key: Hashable, view: Batch, factors: Mapping[str, float], compute: Compute
+        self, parameters: list[nn.Parameter], inputs: Batch, work: Callable[[Batch], Sums]
     ) -> _Captured:
-        inputs, constants = to_device(view, self._device), self._on_device(factors)
-        parameters, passes = self._met[key], list[Pass]()
         for parameter in parameters:
             # All graphs have the same gradients: each begins with zeros.
             parameter.grad = self._gradients.setdefault(parameter, torch.zeros_like(parameter))
+        passes = list[Pass]()
         on_pass, self._model.on_pass = self._model.on_pass, passes.append
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 torch._foreach_zero_([self._gradients[p] for p in parameters])
-                sums = compute(inputs, constants)
+                sums = work(inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # such as a part of somebody's own that asks the device
@@ -119,9 +125,4 @@ class PassGraphs:
         finally:
             self._model.on_pass = on_pass
         self._pool = graph.pool()
-        return _Captured(graph, inputs, constants, sums, parameters, passes)
-
-    def _on_device(self, factors: Mapping[str, float]) -> dict[str, Tensor]:
-        values = torch.tensor([*factors.values()], dtype=torch.float32)
-        moved = to_device({"factors": values}, self._device)["factors"]
-        return dict(zip(factors, moved.unbind(), strict=True))
+        return _Captured(graph, inputs, sums, parameters, passes)

@@ -110,10 +110,6 @@ class Stages:
             if parameters and not any(parameter.requires_grad for parameter in parameters):
                 module.eval()
 
-    def num_trainable(self) -> int:
-        """Return how many parameters train now."""
-        return sum(p.numel() for p in self._model.parameters() if p.requires_grad)
-
     def num_ever_trained(self) -> int:
         """Return how many parameters train in any stage."""
         named = self._model.named_parameters()
@@ -189,7 +185,7 @@ class Stages:
 
     def _log_stage(self, number: int, step: int) -> None:
         total = sum(p.numel() for p in self._model.parameters())
-        moving = self.num_trainable()
+        moving = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         log.info(
             "stage %d of %d, from step %d: %s of %s parameters train (%.1f %%)",
             number + 1, len(self._planned), step + 1, f"{moving:,}", f"{total:,}",

@@ -30,9 +30,6 @@ from transfer_cli.seeds import ExampleNoise, derive
 
 log = logging.getLogger(__name__)
 
-_CLIP_EPSILON = 1e-6
-"""Of `torch.nn.utils.clip_grads_with_norm_`."""
-
 
 @dataclass(frozen=True)
 class StepReport:
@@ -81,14 +78,14 @@ class Passes:
 
     Args:
         precision: Of the forward pass, and the device.
-        parallel: How processes share the model; None: there is one process.
+        parallel: How processes share the model.
         add_facts: Adds to a prepared view how it is computed.
         memories: What is remembered of running text between steps; None: nothing.
         graphs: Of the passes of a step that has one, by the only loss; None: there are none.
     """
 
     precision: Precision
-    parallel: Parallel | None = None
+    parallel: Parallel
     add_facts: Callable[[Batch], Batch] = with_facts
     memories: CarriedMemory | None = None
     graphs: PassGraphs | None = None
@@ -139,8 +136,7 @@ class TrainStep:
         self.optimizer = update.optimizer
         self.lr_scheduler = update.lr_scheduler
         self.stages = stages
-        self._forward = passes.parallel or Parallel(model)
-        self._wrapped_stage: int | None = None
+        self._forward = passes.parallel
         self._parameters = dict(model.named_parameters())
         self._seed = seed
         self._precision = passes.precision
@@ -154,8 +150,8 @@ class TrainStep:
         self._skips_on_device = skips_on_device(self.optimizer, model, self._scaler)
         late = self._skips_on_device and passes.precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, update.max_bad_steps, late=late)
-        self.counting: Callable[[int], AbstractContextManager[object]] = nullcontext
-        """Entered with the number of the stage around what a step computes (`engine.cost`)."""
+        self.counting: Callable[..., AbstractContextManager[Any]] = lambda *_, **__: nullcontext()
+        """Entered around passes with the stage, and whether they are idle (`engine.cost`)."""
         self.max_rows: int | None = None
         """Sequences that pass through the model at most, where more ran out of memory."""
         self.time_used = 0.0
@@ -204,27 +200,16 @@ class TrainStep:
 
     def _try(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport | None:
         """Take a step; return None where memory ran out before anything moved, and less may fit."""
-        # The averages of parameters that begin to train, or went back to earlier values.
-        for name in self.stages.enter(step):
-            self.optimizer.state.pop(self._parameters[name], None)
-        if self._wrapped_stage != self.stages.current:
-            self._forward.enter_stage()
-            self._wrapped_stage = self.stages.current
-        stage = self.stages.spans[self.stages.stage_at(step)]
-        self.lr_scheduler.set_lr(self.optimizer, step, stage, self.time_used)
-        self._seed_dropout(step)
-        if self._memories is not None:
-            self._memories.begin(step)
         position = schedule_position(step, self.lr_scheduler.total, self.time_used)
-        for loss in self.losses:
-            loss.objective.on_step(position / self.lr_scheduler.total)
+        self._begin(step, position / self.lr_scheduler.total)
         ready = [self._prepare(micro, step) for micro in micro_batches]
         weights = self._term_weights(int(position))
         divisors, tokens, examples = self._sum_divisors(ready, micro_batches, weights)
 
         def gradients() -> tuple[dict[str, Tensor], Tensor]:
-            views = self._with_output_gradients(ready, micro_batches, step)
-            sums = self._accumulate(views, micro_batches, divisors, weights, step)
+            sums = self._accumulate(
+                self._with_output_gradients(ready, step), divisors, weights, step
+            )
             penalty = self._add_penalty()
             means = {term: total / divisors[term] for term, total in sums.items()}
             weighted = [weights[term] * mean for term, mean in means.items()]
@@ -235,17 +220,30 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
             return gradients()[1]
 
-        with self.counting(self.stages.stage_at(step)):
-            try:
-                losses, total = gradients()
-            except torch.OutOfMemoryError:
-                if not self._halve_rows(micro_batches):
-                    raise
-                return None
-            norm = self._update(total, step, micro_batches, closure)
+        try:
+            losses, total = gradients()
+        except torch.OutOfMemoryError:
+            if not self._halve_rows(micro_batches):
+                raise
+            return None
+        norm = self._update(total, step, micro_batches, closure)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
         return StepReport(losses, total, norm, skipped, tokens, examples)
+
+    def _begin(self, step: int, progress: float) -> None:
+        """Enter the step's stage; set the rate, dropout's seed and what depends on the step."""
+        # The averages of parameters that begin to train, or went back to earlier values.
+        for name in self.stages.enter(step):
+            self.optimizer.state.pop(self._parameters[name], None)
+        self._forward.enter_stage(self.stages.current)
+        stage = self.stages.spans[self.stages.stage_at(step)]
+        self.lr_scheduler.set_lr(self.optimizer, step, stage, self.time_used)
+        self._seed_dropout(step)
+        if self._memories is not None:
+            self._memories.begin(step)
+        for loss in self.losses:
+            loss.objective.on_step(progress)
 
     @property
     def waited(self) -> float | None:
@@ -288,22 +286,21 @@ class TrainStep:
         noise = ExampleNoise(self._seed, "train", step)
         main, views = self.losses[0], dict[str, Batch]()
         for loss in (candidate for candidate in self.losses if candidate.stream in micro):
-            shares = loss.objective.reads_main_view and loss.stream == main.stream
-            views[loss.name] = (
-                views[main.name] if shares else loss.objective.prepare(micro[loss.stream], noise)
-            )
+            if loss.objective.reads_main_view and loss.stream == main.stream:
+                views[loss.name] = views[main.name]
+                continue
+            batch = micro[loss.stream]
+            view = loss.objective.prepare(batch, noise)
+            views[loss.name] = IdleBatch(view) if isinstance(batch, IdleBatch) else view
         return views
 
     def _with_output_gradients(
-        self,
-        ready: Sequence[Mapping[str, Batch]],
-        micro_batches: Sequence[Mapping[str, Batch]],
-        step: int,
+        self, ready: Sequence[Mapping[str, Batch]], step: int
     ) -> Sequence[Mapping[str, Batch]]:
         """Return the views; where the main loss compares examples, with its gradient by outputs."""
         if not self._needs_output_gradients(ready):
             return ready
-        main, outputs, device = self.losses[0], list[Tensor](), self._precision.device
+        main, outputs = self.losses[0], list[Tensor]()
         objective = cast("Comparing", main.objective)
 
         def outputs_of(model: TransferModel, view: Batch) -> dict[str, Tensor]:
@@ -313,13 +310,22 @@ class TrainStep:
         of_main = {n: views[main.name] for n, views in enumerate(ready) if main.name in views}
         for number, host_view in of_main.items():
             self._seed_dropout(step, number)
-            view = to_device(self._add_facts(host_view), device)
-            with self._forward.accumulating(last=False), self._precision.context(), torch.no_grad():
+            view = to_device(self._add_facts(host_view), self._precision.device)
+            with (
+                self._counting(host_view),
+                self._forward.accumulating(last=False),
+                self._precision.context(),
+                torch.no_grad(),
+            ):
                 outputs.append(self._forward(partial(outputs_of, view=view))["outputs"])
-        counted = [not isinstance(micro_batches[n][main.stream], IdleBatch) for n in of_main]
-        added = add_output_gradients(objective, [*of_main.values()], outputs, counted)
+        added = add_output_gradients(objective, [*of_main.values()], outputs)
         with_gradients = {n: {main.name: view} for n, view in zip(of_main, added, strict=True)}
         return [{**views, **with_gradients.get(n, {})} for n, views in enumerate(ready)]
+
+    def _counting(self, *views: Batch) -> AbstractContextManager[object]:
+        """Return the context in which what these views take is counted."""
+        is_idle = all(isinstance(view, IdleBatch) for view in views)
+        return self.counting(self.stages.current, is_idle=is_idle)
 
     def _needs_output_gradients(self, ready: Sequence[Mapping[str, Batch]]) -> bool:
         """Return whether the main loss compares examples that do not pass at once, here."""
@@ -352,12 +358,14 @@ class TrainStep:
         divisors: dict[str, float] = dict.fromkeys(terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
-            real = {n: b for n, b in micro.items() if not isinstance(b, IdleBatch)}
-            for loss in (loss for loss in self.losses if loss.stream in real):
-                for term, divisor in loss.objective.divisors(views[loss.name]).items():
-                    divisors[f"{loss.name}/{term}"] += divisor
-            tokens += sum(int(batch["mask"].sum()) for batch in real.values())
-            examples += sum(batch_size(batch) for batch in real.values())
+            for loss in self.losses:
+                view = views.get(loss.name)
+                if view is not None and not isinstance(view, IdleBatch):
+                    for term, divisor in loss.objective.divisors(view).items():
+                        divisors[f"{loss.name}/{term}"] += divisor
+            real = [batch for batch in micro.values() if not isinstance(batch, IdleBatch)]
+            tokens += sum(int(batch["mask"].sum()) for batch in real)
+            examples += sum(map(batch_size, real))
         *targets, of_tokens, of_examples = distributed.all_reduce_sum(
             [*divisors.values(), tokens, examples]
         )
@@ -366,7 +374,6 @@ class TrainStep:
     def _accumulate(
         self,
         ready: Sequence[Mapping[str, Batch]],
-        micro_batches: Sequence[Mapping[str, Batch]],
         divisors: Mapping[str, float],
         weights: Mapping[str, float],
         step: int,
@@ -383,21 +390,20 @@ class TrainStep:
         processes = distributed.world_size()
         factors = dict.fromkeys(divisors, 0.0)
         factors |= {term: processes * weights[term] / divisors[term] for term in present}
-        for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
-            share = {
-                f"{loss.name}/{term}": 0 if isinstance(micro.get(loss.stream), IdleBatch) else 1
-                for loss in self.losses
-                for term in loss.objective.weights
-            }
-            if self._needs_output_gradients(ready):  # with the dropout of the pass before
+        seeds_each = self._needs_output_gradients(ready)  # with the dropout of the pass before
+        for number, views in enumerate(ready):
+            if seeds_each:
                 self._seed_dropout(step, number)
-            scales = {term: share[term] * factor for term, factor in factors.items()}
-            with self._forward.accumulating(last=number == len(ready) - 1):
-                memory = self._memory(number, micro)
-                sums = self._pass(views, scales, memory, is_only=len(ready) == 1)
+            idle = {name for name, view in views.items() if isinstance(view, IdleBatch)}
+            scales = {t: 0.0 if _loss_of(t) in idle else factor for t, factor in factors.items()}
+            last = number == len(ready) - 1
+            with self._counting(*views.values()), self._forward.accumulating(last=last):
+                sums = self._pass(
+                    views, scales, self._memory(number, views), is_only=len(ready) == 1
+                )
             for term in present:
-                if term in sums:
-                    totals[term] = totals[term] + share[term] * sums[term]
+                if term in sums and _loss_of(term) not in idle:
+                    totals[term] = totals[term] + sums[term]
         summed = distributed.all_reduce_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, summed, strict=True))
 
@@ -429,9 +435,9 @@ class TrainStep:
         ready = {name: self._add_facts(view) for name, view in views.items()}
         return compute(_move_views(ready, self._precision.device), factors)
 
-    def _memory(self, number: int, micro: Mapping[str, Batch]) -> Memory | None:
+    def _memory(self, number: int, views: Mapping[str, Batch]) -> Memory | None:
         """Return what the lanes of a micro-batch remember."""
-        main = micro.get(self.losses[0].stream)
+        main = views.get(self.losses[0].name)
         if self._memories is None or main is None or isinstance(main, IdleBatch):
             return None
         return self._memories.memory(number, batch_size(main))
@@ -476,10 +482,7 @@ class TrainStep:
                 self.optimizer.step(closure)  # type: ignore[arg-type]  # LBFGS asks for a tensor, typed as a float
             else:
                 self._scaler.step(self.optimizer)
-        elif self._scaler.is_enabled():
-            # An fp16 scaler steps over infinities by itself, and lowers its scale.
-            self._scaler.step(self.optimizer)
-        self._scaler.update()
+        self._scaler.update()  # an fp16 one lowers its scale where the gradient is not finite
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
@@ -488,9 +491,15 @@ class TrainStep:
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         if self._clip is not None:
             # It divides gradients by that as it reads them, so that clipping is no pass of its own.
-            divisor = (norm.float() + _CLIP_EPSILON).div(self._clip).clamp(min=1)
+            epsilon = 1e-6  # of `torch.nn.utils.clip_grads_with_norm_`
+            divisor = (norm.float() + epsilon).div(self._clip).clamp(min=1)
             self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]
         self.optimizer.step()
+
+
+def _loss_of(term: str) -> str:
+    """Return the name of a term's loss."""
+    return term.partition("/")[0]
 
 
 def _move_views(known: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transfer_cli.model.attention_dropout import attend, causal_mask
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
-from transfer_cli.model.packing import Packing
+from transfer_cli.model.packing import Packing, pack, unpack
 from transfer_cli.model.products import CROSS_PAIR, DISTANCE, REMEMBERED, SOURCE, ProductCounter
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.sparse_attention import SparseView
@@ -183,10 +183,7 @@ class Attention(nn.Module):
         return by_head
 
     def _project_output(self, mixed_BHTW: Tensor, inputs: AttentionInputs) -> Tensor:
-        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
-        if inputs.packing is not None:
-            mixed_BTD = inputs.packing.pack(mixed_BTD)
-        out: Tensor = self.output(mixed_BTD)
+        out: Tensor = self.output(pack(mixed_BHTW.transpose(1, 2).flatten(2), inputs.packing))
         return out
 
     def _scale_query(self, query_BHTW: Tensor) -> Tensor:
@@ -209,19 +206,12 @@ class Attention(nn.Module):
         return self._attend(query, key, value, inputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return the values, weighted, `[B, H, T, W]`."""
         dropout = self.dropout if self.training else 0.0
         if inputs.probe is not None and inputs.probe.probabilities is not None:
             probabilities_BHTS = masked_scores(query, key, inputs).softmax(-1)
             inputs.probe.probabilities(inputs.place, probabilities_BHTS)
             return F.dropout(probabilities_BHTS, dropout) @ value
-        if inputs.sparse is not None:
-            return inputs.sparse.attend(query, key, value, dropout)
-        lengths = None if inputs.packing is None else inputs.packing.lengths
-        return attend(
-            query, key, value, attn_mask=inputs.attn_mask, causal=inputs.causal, dropout=dropout,
-            lengths=lengths,
-        )  # fmt: skip
+        return attend_seen(query, key, value, inputs, dropout)
 
 
 class SelfAttention(Attention):
@@ -294,9 +284,7 @@ class SelfAttention(Attention):
         self, hidden_BTD: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values; of a memory, its keys and values first."""
-        projected = self.packed(hidden_BTD)
-        if inputs.packing is not None:
-            projected = inputs.packing.unpack(projected)
+        projected = unpack(self.packed(hidden_BTD), inputs.packing)
         query, key, value = self._split_projections(projected)
         if inputs.memory is None:
             return query, key, value
@@ -358,20 +346,17 @@ class CrossAttention(Attention):
         source, cache = inputs.source, inputs.kv_cache
         if source is None or source.states is None:
             raise ValueError("a decoder reads a source, and it is not encoded")
-        query_BTN = self.query(hidden_BTD)
-        if inputs.packing is not None:
-            query_BTN = inputs.packing.unpack(query_BTN)
-        key_value = None if cache is None else cache.source_kv
-        if key_value is None:
-            projected = self.key_value(source.states)
-            projected = projected if source.packing is None else source.packing.unpack(projected)
-            key, value = map(self._split_heads, projected.chunk(2, dim=2))
-            key_value = key, value
+        query = self._split_heads(unpack(self.query(hidden_BTD), inputs.packing))
+        key_value = [] if cache is None else cache.source_kv
+        if not key_value:
+            projected = unpack(self.key_value(source.states), source.packing)
+            key_value = [*map(self._split_heads, projected.chunk(2, dim=2))]
             if cache is not None:
                 cache.source_kv = key_value
         seen_B11S = source.mask[:, None, None] if source.padded else None
-        query = self._scale_query(self._split_heads(query_BTN))
-        mixed_BHTW = self._attend_grouped(query, *key_value, AttentionInputs(seen_B11S))
+        key, value = key_value
+        query = self._scale_query(query)
+        mixed_BHTW = self._attend_grouped(query, key, value, AttentionInputs(seen_B11S))
         return self._project_output(mixed_BHTW, inputs)
 
     def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
@@ -380,6 +365,19 @@ class CrossAttention(Attention):
         needs_grad = counter.count(self.query, unit, needs_grad=needs_grad) or keys
         counter.add(CROSS_PAIR, 2 * self.rows[0], needs_grad=needs_grad, trains=needs_grad)
         return counter.count(self.output, unit, needs_grad=needs_grad)
+
+
+def attend_seen(
+    query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs, dropout: float = 0.0
+) -> Tensor:
+    """Return the values, weighted, `[B, H, T, W]`, of what queries see."""
+    if inputs.sparse is not None:
+        return inputs.sparse.attend(query, key, value, dropout)
+    lengths = None if inputs.packing is None else inputs.packing.lengths
+    return attend(
+        query, key, value, attn_mask=inputs.attn_mask, causal=inputs.causal, dropout=dropout,
+        lengths=lengths,
+    )  # fmt: skip
 
 
 def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:

@@ -16,7 +16,6 @@ Legend: B batch, T positions, D width.
 of `post`, and its last sub-layer has no norm after it.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -99,15 +98,16 @@ class GatedMLP(FeedForward):
 FEED_FORWARDS: dict[str, type[FeedForward]] = {"mlp": MLP, "gated": GatedMLP}
 
 
-class Block(nn.Module, ABC):
+class Block(nn.Module):
     """Attention, then feed-forward, each with its norm, dropout and residual sum.
 
-    A subclass is a residual form. `sites` holds two modules, one on the output of each sub-layer
-    after its dropout and before the residual sum. They start as `nn.Identity`, and edits replace
-    them. `nn.Identity` has no parameters, so a plain and an edited model share their state-dict
-    keys. Two more are there only if an edit has put them: `beside_feed_forward` reads what the
-    feed-forward layer reads, `beside_block` what the attention reads, and the attention's inputs.
-    The output of both is added to the update by the feed-forward layer.
+    It has a norm before each sub-layer; a subclass is another residual form. `sites` holds two
+    modules, one on the output of each sub-layer after its dropout and before the residual sum. They
+    start as `nn.Identity`, and edits replace them. `nn.Identity` has no parameters, so a plain and
+    an edited model share their state-dict keys. Two more are there only if an edit has put them:
+    `beside_feed_forward` reads what the feed-forward layer reads, `beside_block` what the attention
+    reads, and the attention's inputs. The output of both is added to the update by the feed-forward
+    layer.
     """
 
     norms_follow: ClassVar[bool] = False
@@ -166,9 +166,16 @@ class Block(nn.Module, ABC):
         read: Tensor = self.attention_norm(z)
         return read
 
-    @abstractmethod
+    def feed_forward_input(self, z: Tensor) -> Tensor:
+        """Return what the feed-forward layer reads of the residual stream."""
+        read: Tensor = self.feed_forward_norm(z)
+        return read
+
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`: both sub-layers with their norms and residual sums."""
+        read = self.attention_input(z)
+        z = self.update_from_source(z + self.attention_update(read, inputs), inputs)
+        return z + self.feed_forward_update(self.feed_forward_input(z), read, inputs)
 
     def attention_update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the attention's update of the residual stream."""
@@ -244,22 +251,12 @@ class Block(nn.Module, ABC):
         return attended or fed
 
 
-class PreNormBlock(Block):
-    """Norms before each sub-layer."""
-
-    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        read = self.attention_input(z)
-        z = self.update_from_source(z + self.attention_update(read, inputs), inputs)
-        return z + self.feed_forward_update(self.feed_forward_norm(z), read, inputs)
-
-
 class PostNormBlock(Block):
     """Norms after each residual sum."""
 
     norms_follow = True
 
     def attention_input(self, z: Tensor) -> Tensor:
-        """Return the residual stream itself."""
         return z
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -278,30 +275,22 @@ class TutorialBlock(Block):
         return z + self.feed_forward_update(z, read, inputs)
 
 
-class PlainStartBlock(PreNormBlock):
-    """Norms before each sub-layer but the first."""
-
-
 class ReorderedBlock(Block):
     """Norms on each sub-layer's output."""
 
     norms_follow = True
 
     def attention_input(self, z: Tensor) -> Tensor:
-        """Return the residual stream itself."""
         return z
 
-    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        summed = z + self.attention_update(z, inputs)
-        return summed + self.feed_forward_update(summed, z, inputs)
+    def feed_forward_input(self, z: Tensor) -> Tensor:
+        return z
 
     def attention_output(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return the output of the attention and its norm, which dropout follows."""
         out: Tensor = self.attention_norm(self.attention(z, inputs))
         return out
 
     def feed_forward_output(self, z: Tensor) -> Tensor:
-        """Return the output of the feed-forward layer and its norm, which dropout follows."""
         out: Tensor = self.feed_forward_norm(self.feed_forward(z))
         return out
 
@@ -318,14 +307,12 @@ class SandwichBlock(ReorderedBlock):
         return (self.attention_first_norm, self.feed_forward_first_norm), super().norms()[1]
 
     def attention_input(self, z: Tensor) -> Tensor:
-        """Return the residual stream, normed."""
         read: Tensor = self.attention_first_norm(z)
         return read
 
-    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        read = self.attention_input(z)
-        z = z + self.attention_update(read, inputs)
-        return z + self.feed_forward_update(self.feed_forward_first_norm(z), read, inputs)
+    def feed_forward_input(self, z: Tensor) -> Tensor:
+        read: Tensor = self.feed_forward_first_norm(z)
+        return read
 
 
 class ParallelBlock(Block):
@@ -336,11 +323,10 @@ class ParallelBlock(Block):
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         read = self.attention_input(z)
         attended = self.attention_update(read, inputs)
-        return z + attended + self.feed_forward_update(self.feed_forward_norm(z), read, inputs)
+        return z + attended + self.feed_forward_update(self.feed_forward_input(z), read, inputs)
 
 
 RESIDUALS: dict[str, type[Block]] = {
-    "pre": PreNormBlock, "post": PostNormBlock, "tutorial": TutorialBlock,
-    "pre_first_plain": PlainStartBlock, "sandwich": SandwichBlock, "reordered": ReorderedBlock,
-    "parallel": ParallelBlock,
+    "pre": Block, "pre_first_plain": Block, "post": PostNormBlock, "tutorial": TutorialBlock,
+    "sandwich": SandwichBlock, "reordered": ReorderedBlock, "parallel": ParallelBlock,
 }  # fmt: skip

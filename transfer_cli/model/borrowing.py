@@ -34,7 +34,6 @@ class BorrowingBackbone(Backbone):
 
     @property
     def embedder(self) -> Backbone:
-        """The other one."""
         return self._embedder[0]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
+from transfer_cli.model.block import Block
 from transfer_cli.model.products import ProductCounter
 
 
@@ -36,7 +37,7 @@ class RowChange(Added, ABC):
 
 
 class Factors(RowChange):
-    """l, learned factors of the features at `rows`; ones at first.
+    """l, learned factors of the features at `rows`; ones at first ((IA)3; Liu et al. 2022).
 
     Not only of an output: `EditedLinear.input_factors` are those of an input.
     """
@@ -48,11 +49,9 @@ class Factors(RowChange):
         self.weight = nn.Parameter(torch.ones(rows.stop - rows.start))
 
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
-        """Multiply the output."""
         out.mul_(self.weight)
 
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Multiply the rows of the weight and the bias."""
         weight.mul_(self.weight[:, None])
         if bias is not None:
             bias.mul_(self.weight)
@@ -120,3 +119,26 @@ class EditedLinear(nn.Linear):
 def as_edited(linear: nn.Linear) -> EditedLinear:
     """Return a layer that takes changes: itself, if it has some already."""
     return linear if isinstance(linear, EditedLinear) else EditedLinear(linear)
+
+
+def add_ia3(block: Block) -> None:
+    """Add factors of a block's keys, values and inner activation of its feed-forward layer.
+
+    Those of keys and values act before rotary positions and norms of keys, and heads of queries
+    that share a head of keys and values share its factors. Those of the inner activation (of the
+    product, in a gated layer) are factors of the output matrix's input.
+
+    Raises:
+        ValueError: The block has such factors already.
+    """
+    if any(isinstance(module, Factors) for module in block.modules()):
+        raise ValueError("it has the factors of (IA)3 already; one such edit is enough")
+    for attention in block.attentions:
+        name, rows = next(pair for pair in attention.projections.items() if "key" in pair[1])
+        layer = as_edited(getattr(attention, name))
+        for part in ("key", "value"):
+            layer.factors[part] = Factors(rows[part]).to(layer.weight)
+        setattr(attention, name, layer)
+    output = as_edited(block.feed_forward.output)
+    output.input_factors = Factors(slice(0, output.in_features)).to(output.weight)
+    block.feed_forward.output = output

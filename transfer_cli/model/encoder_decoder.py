@@ -27,7 +27,6 @@ class Stack(Backbone):
         self._owner = (owner,)
 
     def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
-        """Return the embeddings of tokens alone, `[B, T, E]`."""
         return self._owner[0].embed_tokens(tokens_BT)
 
 
@@ -61,7 +60,6 @@ class EncoderDecoder(Backbone):
         return nn.ModuleList([*self.encoder.blocks, *self.decoder.blocks])
 
     def reinitialise_top(self, count: int) -> None:
-        """Reinitialise the top blocks of the decoder; see `Backbone`."""
         self.decoder.reinitialise_top(count)
 
     def encode(self, source: SourceText) -> SourceText:
@@ -80,12 +78,9 @@ class EncoderDecoder(Backbone):
         source: SourceText | None = None,
         **options: object,
     ) -> list[Tensor]:
-        """Return the L + 1 hidden states of the decoder, each `[B, T, D]`; see `Backbone`.
+        """Return the decoder's hidden states; a source is encoded if it has none yet.
 
-        Args:
-            segment_BT: Not read: there are two stacks.
-            source: What it is written from; it is encoded if it has no states yet.
-            options: As in `Backbone.forward`.
+        The other arguments are those of `Backbone`, without segments: there are two stacks.
         """
         if source is None:
             raise ValueError("an encoder-decoder needs a source")
@@ -96,7 +91,7 @@ class EncoderDecoder(Backbone):
 
     def count_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> bool:
         """Count the encoder's products by units of their own, then the decoder's."""
-        source = counter.empty_copy()
+        source = ProductCounter(counter.trained)
         counter.source_needs_grad = source.count(self.encoder, unit, needs_grad=needs_grad)
         embeds = counter.trains(self.token_embedding, self.new_rows)
         counter.source_needs_grad = counter.source_needs_grad or embeds

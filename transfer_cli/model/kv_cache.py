@@ -19,10 +19,10 @@ class LayerKVCache:
         self.max_length = max_length
         self._keep = keep
         self._filled = 0
-        self._kv: tuple[Tensor, Tensor] | None = None
+        self._kv: list[Tensor] = []
         self._place_1: Tensor | None = None
         self._side_attention: LayerKVCache | None = None
-        self.source_kv: tuple[Tensor, Tensor] | None = None
+        self.source_kv: list[Tensor] = []
         """The keys and values of what a decoder reads, once there are some."""
 
     @property
@@ -41,18 +41,20 @@ class LayerKVCache:
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
         """Append up to `max_length` positions; return all cached keys and values."""
-        if self._place_1 is not None and self._kv is not None:
-            for cache, new in zip(self._kv, (key_BHTW, value_BHTW), strict=True):
-                cache.index_copy_(2, self._place_1, new)
-            return self._kv
+        if self._place_1 is not None and self._kv:
+            key, value = self._kv
+            return (
+                key.index_copy_(2, self._place_1, key_BHTW),
+                value.index_copy_(2, self._place_1, value_BHTW),
+            )
         first, before = self.length, self._filled
         self._filled = first + key_BHTW.shape[2]
         if self._filled > self.max_length:
             raise ValueError(f"{self._filled} positions exceed the cache's {self.max_length}")
-        if self._kv is None:
+        if not self._kv:
             rows, heads, _, width = key_BHTW.shape
             size = (rows, heads, self.max_length, width)
-            self._kv = key_BHTW.new_empty(size), value_BHTW.new_empty(size)
+            self._kv = [key_BHTW.new_empty(size), value_BHTW.new_empty(size)]
         for cache, new in zip(self._kv, (key_BHTW, value_BHTW), strict=True):
             if first < before:
                 cache[:, :, :first] = cache[:, :, before - first : before].clone()
@@ -63,32 +65,26 @@ class LayerKVCache:
     def fix_length(self, place_1: Tensor) -> None:
         """See `KVCache.fix_length`."""
         self._place_1 = place_1
-        for states in self._kv or ():
+        for states in self._kv:
             states[:, :, self._filled :] = 0  # what a mask hides must still be finite
         if self._side_attention is not None:
             self._side_attention.fix_length(place_1)
 
     def select(self, rows_N: Tensor) -> None:
         """Keep the rows with these numbers alone, in this order; one may be kept several times."""
-        if self._kv is not None:
-            keys, values = (_take_rows(states, rows_N, self._filled) for states in self._kv)
-            self._kv = keys, values
-        if self.source_kv is not None:
-            key, value = (_take_rows(states, rows_N, states.shape[2]) for states in self.source_kv)
-            self.source_kv = key, value
+        self._kv = [_take_rows(states, rows_N, self._filled) for states in self._kv]
+        self.source_kv = [_take_rows(s, rows_N, s.shape[2]) for s in self.source_kv]
         if self._side_attention is not None:
             self._side_attention.select(rows_N)
 
     def fork(self, rows: int, max_length: int, length: int) -> "LayerKVCache":
         """Return a cache of the only row's first `length` positions, `rows` times."""
         new = LayerKVCache(max_length, self._keep)
-        if self._kv is not None:
+        if self._kv:
             new.extend(*(states[:, :, :length].expand(rows, -1, -1, -1) for states in self._kv))
         if self._side_attention is not None:
             new._side_attention = self._side_attention.fork(rows, max_length, length)
-        if self.source_kv is not None:
-            key, value = (states.expand(rows, -1, -1, -1) for states in self.source_kv)
-            new.source_kv = key, value
+        new.source_kv = [states.expand(rows, -1, -1, -1) for states in self.source_kv]
         return new
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.block import Block
 from transfer_cli.model.dropout import Dropout
-from transfer_cli.model.edited_linear import EditedLinear, RowChange, as_edited
+from transfer_cli.model.edited_linear import RowChange, as_edited
 from transfer_cli.model.products import ProductCounter
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
@@ -38,15 +38,12 @@ class LowRank(RowChange):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
-        """Add the update."""
         out.add_(self.update(hidden))
 
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Add scale x B A."""
         weight.add_(self.matrix())
 
     def add_products(self, counter: ProductCounter, unit: str, *, needs_grad: bool) -> None:
-        """Count A, then B."""
         down, up = counter.trains(self.down), counter.trains(self.up)
         counter.add(unit, self.down.numel(), needs_grad=needs_grad, trains=down)
         counter.add(unit, self.up.numel(), needs_grad=needs_grad or down, trains=up)
@@ -76,7 +73,6 @@ class Decomposed(LowRank):
             self.magnitude.data = _norm_of_rows(weight[rows].detach())
 
     def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
-        """Replace the product of these rows; the bias stays."""
         gain = self._gain(linear.weight[self.rows])
         plain = out.clone() if linear.bias is None else out - linear.bias[self.rows]
         # As a difference: at a gain of 1 the plain output stays as it is, to the last bit. Dropout
@@ -84,7 +80,6 @@ class Decomposed(LowRank):
         out.add_((gain - 1) * plain + gain * self.update(hidden))
 
     def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Replace these rows of the weight."""
         weight.copy_(self._gain(weight)[:, None] * (weight + self.matrix()))
 
     def _gain(self, weight: Tensor) -> Tensor:
@@ -115,23 +110,19 @@ def add_lora(
     if any(isinstance(module, LowRank) for module in block.modules()):
         raise ValueError("it has LoRA already; give all targets to one LoRA")
 
-    def with_updates(linear: nn.Linear, parts: Mapping[str, slice]) -> EditedLinear:
-        layer = as_edited(linear)
-        for name, rows in parts.items():
-            layer.lora[name] = make(layer.weight, rows).to(layer.weight)
-        return layer
-
-    def with_update(linear: nn.Linear) -> EditedLinear:
-        return with_updates(linear, {"all": slice(0, linear.out_features)})
+    def update(owner: nn.Module, name: str, parts: Mapping[str, slice] | None = None) -> None:
+        layer = as_edited(getattr(owner, name))
+        for part, rows in (parts or {"all": slice(0, layer.out_features)}).items():
+            layer.lora[part] = make(layer.weight, rows).to(layer.weight)
+        setattr(owner, name, layer)
 
     for attention in block.attentions:
         for name, rows in attention.projections.items():
-            parts: dict[str, slice] = {n: part for n, part in rows.items() if n in targets}
+            parts: dict[str, slice] = {part: rows[part] for part in rows if part in targets}
             if parts:
-                setattr(attention, name, with_updates(getattr(attention, name), parts))
+                update(attention, name, parts)
         if "output" in targets:
-            attention.output = with_update(attention.output)
-    feed_forward = block.feed_forward
+            update(attention, "output")
     if "feed_forward" in targets:
-        feed_forward.inner = with_update(feed_forward.inner)
-        feed_forward.output = with_update(feed_forward.output)
+        update(block.feed_forward, "inner")
+        update(block.feed_forward, "output")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transfer_cli.model.packing import Packing
+from transfer_cli.model.packing import Packing, unpack
 
 
 class Memory:
@@ -52,10 +52,8 @@ class Memory:
 
         With a packing they are packed; what is padding then means nothing, as its text has ended.
         """
-        if packing is not None:
-            states = [packing.unpack(state) for state in states]
         # What is not finite would come back in all later steps; the step itself is skipped.
-        new = [torch.nan_to_num(state_BTD.detach(), 0.0, 0.0, 0.0) for state_BTD in states]
+        new = [torch.nan_to_num(unpack(s, packing).detach(), 0.0, 0.0, 0.0) for s in states]
         before = self.states or [state_BTD[:, :0] for state_BTD in new]
         self.states = tuple(
             torch.cat(both, dim=1)[:, -self.max_length :] for both in zip(before, new, strict=True)

@@ -46,6 +46,16 @@ class Packing:
         return padded.view(self.batch, self.positions, *packed.shape[2:])
 
 
+def pack(padded: Tensor, packing: Packing | None) -> Tensor:
+    """Return `[1, N, ...]` of `[B, T, ...]`; without a packing the tensor itself."""
+    return padded if packing is None else packing.pack(padded)
+
+
+def unpack(states: Tensor, packing: Packing | None) -> Tensor:
+    """Return `[B, T, ...]` of `[1, N, ...]`; without a packing the tensor itself."""
+    return states if packing is None else packing.unpack(states)
+
+
 @dataclass(frozen=True)
 class RowPacking:
     """Puts several sequences of a padded batch into each row, and back.

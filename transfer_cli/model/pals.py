@@ -6,9 +6,9 @@ Legend: B batch, T positions, D width, E narrow width, H heads.
 from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
-from transfer_cli.model.attention import AttentionInputs
-from transfer_cli.model.attention_dropout import attend
+from transfer_cli.model.attention import AttentionInputs, attend_seen
 from transfer_cli.model.backbone import initialise_plain
+from transfer_cli.model.packing import pack, unpack
 from transfer_cli.model.products import ProductCounter
 
 
@@ -69,21 +69,13 @@ class ProjectedAttention(Added):
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
         shared = self.shared
-        projected = self.packed(shared.encode(hidden_BTD))
-        if inputs.packing is not None:
-            projected = inputs.packing.unpack(projected)
+        projected = unpack(self.packed(shared.encode(hidden_BTD)), inputs.packing)
         query, key, value = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in projected.chunk(3, dim=2)
         )
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.side_attention.extend(key, value)
-        if inputs.sparse is not None:
-            mixed_BHTW = inputs.sparse.attend(query, key, value)
-        else:
-            mixed_BHTW = attend(query, key, value, attn_mask=inputs.attn_mask, causal=inputs.causal)
-        mixed_BTE = mixed_BHTW.transpose(1, 2).flatten(2)
-        if inputs.packing is not None:
-            mixed_BTE = inputs.packing.pack(mixed_BTE)
-        out: Tensor = shared.decode(mixed_BTE)
+        mixed_BTE = attend_seen(query, key, value, inputs).transpose(1, 2).flatten(2)
+        out: Tensor = shared.decode(pack(mixed_BTE, inputs.packing))
         return out

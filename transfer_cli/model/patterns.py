@@ -49,10 +49,12 @@ class FullAttention(AttentionPattern):
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return those of the one kind."""
-        if cached:
-            seen = cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device)
-            inputs = AttentionInputs(seen, earlier=cached)
+        new = mask_BT.shape[1]
+        if cached and new == 1:  # sees all keys
+            inputs = AttentionInputs(earlier=cached)
+        elif cached:
+            seen = torch.ones(new, cached + new, dtype=torch.bool, device=mask_BT.device)
+            inputs = AttentionInputs(seen.tril(cached), earlier=cached)
         elif prefix_B is not None:
             inputs = AttentionInputs(prefix_mask(mask_BT, prefix_B))
         elif padded:
@@ -105,7 +107,6 @@ class SparseAttention(AttentionPattern):
     def forward(
         self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
     ) -> Sequence[AttentionInputs]:
-        """Return inputs without masks."""
         if prefix_B is not None:
             raise ConfigError(
                 "model.attention: strided and fixed are causal, so that a prefix cannot see all of "
@@ -216,10 +217,3 @@ def prefix_mask(mask_BT: Tensor, prefix_B: Tensor) -> Tensor:
     place_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     in_prefix_BT = (place_T < prefix_B[:, None]) & mask_BT
     return attention_mask(mask_BT, causal=True) | in_prefix_BT[:, None, None, :]
-
-
-def cached_causal_mask(new: int, cached: int, device: torch.device) -> Tensor | None:
-    """Return which keys the last `new` positions see, `[T, S]`; None if they see all keys."""
-    if new == 1:
-        return None
-    return torch.ones(new, cached + new, dtype=torch.bool, device=device).tril(cached)

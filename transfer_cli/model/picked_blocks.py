@@ -10,7 +10,6 @@ from transfer_cli.model.sparse_attention import sparse_parts
 from transfer_cli.model.weights import LazyTensors, without_values
 
 _BLOCKS = "backbone.blocks."
-_EMBEDDING = "backbone.token_embedding."
 
 
 def evenly_spaced(depth: int, blocks: int) -> tuple[int, ...]:
@@ -89,7 +88,7 @@ def tensors_of_both_stacks(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor
     stored = {}
     for name in tensors:
         within = name.removeprefix("backbone.")
-        if within == name or name.startswith(_EMBEDDING):
+        if within == name or name.startswith("backbone.token_embedding."):
             stored[name] = name
             continue
         stored |= {f"backbone.{stack}.{within}": name for stack in ("encoder", "decoder")}

@@ -45,7 +45,6 @@ class LearnedPositions(nn.Embedding, Positions):
         super().__init__(shape.positions, shape.embedding_size)
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
-        """Return the sums, `[B, T, E]`."""
         summed: Tensor = token_BTE + self(position_BT)
         return summed
 
@@ -63,7 +62,6 @@ class SinusoidalPositions(Positions):
         self.register_buffer("table", table, persistent=False)
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
-        """Return the sums, `[B, T, E]`."""
         return token_BTE * self.scale + self.table[position_BT]
 
 
@@ -87,7 +85,6 @@ class RotaryPositions(Positions):
     def add_to_attention(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each kind of block with a rotation."""
         whole = _make_rotation(position_BT, self.frequency)
         if not self.has_windows:
             return [replace(kind, rotate=whole) for kind in inputs]
@@ -139,7 +136,6 @@ class DistanceBias(Positions):
     def add_to_attention(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each kind of block with the biases in their masks."""
         return [
             replace(kind, attn_mask=self._mask(kind, position_BT), causal=False) for kind in inputs
         ]
@@ -200,7 +196,6 @@ class RelativePositions(Positions):
     def add_to_attention(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return the attention inputs of each kind of block with what distances add to scores."""
         keys = inputs[0].earlier + position_BT.shape[1]
         place_S = torch.arange(keys - 1, -1, -1, device=position_BT.device)
         distance_SD = self.drop(distance_encodings(place_S, self.width).to(self.content.dtype))
@@ -232,13 +227,11 @@ def rotary_frequencies(rotary: Rotary, head_width: int) -> Tensor:
     """Return the angle a position of each pair of a head's numbers, `[F]`."""
     rotated = rotary.rotated_size(head_width)
     frequency_F = rotary.base ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
-    if rotary.scaling is not None:
-        frequency_F = ROTARY_SCALINGS[rotary.scaling.kind](frequency_F, rotary.scaling)
+    if rotary.scaling is not None and rotary.scaling.kind == "linear":
+        frequency_F = frequency_F / rotary.scaling.factor
+    elif rotary.scaling is not None:
+        frequency_F = _scale_as_llama3(frequency_F, rotary.scaling)
     return frequency_F.float()
-
-
-def _scale_linearly(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
-    return frequency_F / scaling.factor
 
 
 def _scale_as_llama3(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
@@ -247,11 +240,6 @@ def _scale_as_llama3(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
     unscaled = (waves - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
     unscaled = unscaled.clamp(0, 1)
     return frequency_F * (unscaled + (1 - unscaled) / scaling.factor)
-
-
-ROTARY_SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
-    "linear": _scale_linearly, "llama3": _scale_as_llama3,
-}  # fmt: skip
 
 
 def sinusoids(positions: int, width: int) -> Tensor:

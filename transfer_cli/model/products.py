@@ -29,25 +29,22 @@ class ProductCounter:
     has then to return the gradient of its input.
 
     Attributes:
+        trained: The ids of the parameters that train.
         prices: The floating-point operations of each unit, forward and backward.
         pairs: The units of a query and a key in the block that is counted; as many heads have each.
     """
 
     def __init__(self, trained: Set[int]) -> None:
-        self._trained = trained
+        self.trained = trained
         self.prices: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.pairs: Sequence[str] = ()
         self.source_needs_grad = False
         """Whether the states move that a decoder's attention reads of its source."""
 
-    def empty_copy(self) -> "ProductCounter":
-        """Return what counts anew, of the same that trains."""
-        return ProductCounter(self._trained)
-
     def trains(self, *parts: nn.Module | Tensor | None) -> bool:
         """Return whether anything in these parts trains."""
         parameters = (p.parameters() if isinstance(p, nn.Module) else [p] for p in parts)
-        return any(id(parameter) in self._trained for some in parameters for parameter in some)
+        return any(id(parameter) in self.trained for some in parameters for parameter in some)
 
     def add(self, unit: str, size: int, *, needs_grad: bool, trains: bool) -> None:
         """Count a product of `size` numbers for each unit with a state."""

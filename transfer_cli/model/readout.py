@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from transfer_cli.model.added import Added
 
-EPSILON = 1e-5
-
 
 class Readout(nn.Module, ABC):
     """Reduces the L + 1 hidden states to one."""
@@ -32,7 +30,6 @@ class TopLayer(Readout):
     layers = (-1,)
 
     def forward(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """Return the last hidden state, `[B, T, D]`."""
         return hidden_states[-1]
 
 
@@ -55,16 +52,12 @@ class ScalarMix(Readout, Added):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def forward(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """Return the mix, `[B, T, D]`."""
         mixed_BTD = torch.zeros_like(hidden_states[0])
         # One at a time: all of them normalised would be a second copy of the hidden states.
         for weight, state_BTD in zip(self.layer_weights(), hidden_states, strict=True):
-            normed_BTD = (
-                F.layer_norm(state_BTD, state_BTD.shape[-1:], eps=EPSILON)
-                if self.norm
-                else state_BTD
-            )
-            mixed_BTD = mixed_BTD + weight * normed_BTD
+            if self.norm:
+                state_BTD = F.layer_norm(state_BTD, state_BTD.shape[-1:])
+            mixed_BTD = mixed_BTD + weight * state_BTD
         return self.gamma * mixed_BTD
 
     def layer_weights(self) -> Tensor:

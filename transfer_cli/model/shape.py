@@ -446,12 +446,8 @@ def _check_size(name: str, value: int, least: int, most: int) -> None:
 def _check_divides(name: str, value: int, of: str, number: int) -> None:
     at_least(name, value, 1)
     if number % value:
+        divisors = (n for n in range(1, number + 1) if number % n == 0)
+        nearest = min(divisors, key=lambda n: abs(n - value))
         raise ValueError(
-            f"{name} ({value}) must divide {of} ({number}); "
-            f"the nearest that does is {_nearest_divisor(number, value)}"
+            f"{name} ({value}) must divide {of} ({number}); the nearest that does is {nearest}"
         )
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    divisors = (n for n in range(1, number + 1) if number % n == 0)
-    return min(divisors, key=lambda n: abs(n - wanted))

@@ -293,23 +293,10 @@ def _roll_texts(states_BHTW: Tensor, by_B: Tensor) -> Tensor:
     return states_BHTW.gather(2, place_BT[:, None, :, None].expand_as(states_BHTW))
 
 
-def attend_with_flex(
-    part: SparsePart,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kernel: Callable[..., Any] | None = None,
-) -> Tensor:
-    """Return what `part.attend` does without dropout, by a kernel that skips unseen blocks.
-
-    Args:
-        query: `[B, H, T, W]`.
-        key: The same.
-        value: The same.
-        kernel: None: `flex_attention`, compiled.
-    """
+def attend_with_flex(part: SparsePart, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return what `part.attend` does without dropout, by a kernel that skips unseen blocks."""
     mask = _block_mask(part, query.shape[2], query.device)
-    mixed: Tensor = (kernel or _compiled_flex())(query, key, value, block_mask=mask)
+    mixed: Tensor = _compiled_flex()(query, key, value, block_mask=mask)
     return mixed
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
-from transfer_cli.model.packing import Packing
+from transfer_cli.model.packing import Packing, pack
 from transfer_cli.model.transfer_model import TransferModel
 
 
@@ -36,7 +36,7 @@ class ZeroBackbone(nn.Module):
         **ignored: object,
     ) -> list[Tensor]:
         """Return one hidden state of zeros, `[B, T, 1]`, or packed `[1, N, 1]`."""
-        tokens_BT = tokens_BT if packing is None else packing.pack(tokens_BT)
+        tokens_BT = pack(tokens_BT, packing)
         return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]
 
 

@@ -36,9 +36,6 @@ _DTYPES = {
 _OUR_DTYPES = {name: _DTYPES[name] for name in ("F64", "F32", "F16", "BF16", "I64")}
 """Data types in our own models; published models may hold others."""
 
-_NODE_FIELDS = ("objective", "edits", "task")
-"""Fields of a description that hold config nodes."""
-
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -340,8 +337,8 @@ def parse_description(path: Path, read: Callable[[], dict[str, Any]]) -> ModelDe
 def _description(content: dict[str, Any]) -> ModelDescription:
     for name in ("shape", "vocabulary", "objective", "labels", "tokenizer_hash"):
         content[name]  # a KeyError names it
-    # Not built here: whoever reads a description may need none of these classes.
-    nodes = {name: content.pop(name) for name in _NODE_FIELDS if name in content}
+    # These nodes are not built here: whoever reads a description may need none of their classes.
+    nodes = {n: content.pop(n) for n in ("objective", "edits", "task") if n in content}
     return build(content, "model", ModelDescription, **nodes)
 
 

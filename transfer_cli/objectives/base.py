@@ -176,14 +176,31 @@ class Encoding:
                     document_BT=rows.sequence, layers=layers,
                 )  # fmt: skip
                 return packed
+            packing, close = self._closed_gaps()
             states: Sequence[Tensor] = model.backbone(
-                flat["tokens"], flat["mask"], segment, padded=is_padded(batch),
-                prefix_B=batch.get("prefix"), document_BT=flat.get("document"),
-                restart_BT=batch.get("restart"), packing=self._packing, memory=self._memory,
+                close(flat["tokens"]), close(flat["mask"]),
+                None if segment is None else close(segment), padded=is_padded(batch),
+                prefix_B=batch.get("prefix"),
+                document_BT=None if "document" not in flat else close(flat["document"]),
+                restart_BT=None if "restart" not in batch else close(batch["restart"]),
+                packing=packing, memory=self._memory,
                 layers=layers,
                 **({"source": source_text(batch)} if "tokens_source" in batch else {}),
             )  # fmt: skip
             return states
+
+    def _closed_gaps(self) -> tuple[Packing | None, Callable[[Tensor], Tensor]]:
+        """Return how a pass is packed, and what closes gaps in values of positions.
+
+        Windows, and positions that are distances, would count what a view leaves out of a text. The
+        states are the same tokens' in the same order.
+        """
+        packing = self._packing
+        # A prefix is told by its length, gaps included.
+        if packing is None or "closed_rows" not in self._batch or "prefix" in self._batch:
+            return packing, lambda values: values
+        closed = replace(packing, rows=self._batch["closed_rows"])
+        return closed, lambda values: closed.unpack(packing.pack(values))
 
     @property
     def backbone_pass(self) -> Pass:

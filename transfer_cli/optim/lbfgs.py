@@ -24,6 +24,9 @@ GRADIENT_SHARE = 0.1
 penalty's own gradient at a weight of 1. Where that is weak, a small gradient alone says little: the
 loss of labels that a line parts is nearly flat long before its minimum."""
 
+HISTORY = 20
+"""How many earlier gradients a direction is made of, if not told otherwise."""
+
 
 class LBFGS(EagerOptimizer):
     """Minimises the mean loss + weight_decay / 2 x the sum of squares of all matrices.
@@ -53,7 +56,7 @@ class LBFGS(EagerOptimizer):
         weight_decay: float | tuple[float, ...] = 0.0,
         tolerance: float = 1e-5,
         evaluations: int = 1000,
-        history: int = 20,
+        history: int = HISTORY,
     ) -> None:
         strengths = (weight_decay,) if isinstance(weight_decay, int | float) else weight_decay
         if not strengths:

@@ -126,7 +126,7 @@ def sums_add_up_over_halves(case: ObjectiveCase) -> None:
         encoded = [Encoding(case.model, half) for half in halves]
         both = zip(halves, encoded, strict=True)
         outputs = [case.objective.outputs(case.model, *pair).detach() for pair in both]
-        halves = add_output_gradients(case.objective, halves, outputs, [True, True])
+        halves = add_output_gradients(case.objective, halves, outputs)
     losses = [_losses(case, half) for half in halves]
     if is_compared:
         _claim_same_gradient(case, _losses(case, batch), losses)

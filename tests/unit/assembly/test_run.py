@@ -55,9 +55,15 @@ def test_a_micro_batch_is_what_fits_into_free_memory(share, expected, put, monke
     assert run.micro_batch == (expected or 8)
 
 
-@pytest.mark.parametrize("kind", ["eager.AdamW", "muon.MuonWithAdamW"])
-def test_the_memory_of_an_optimizer_is_what_it_keeps(kind, put):
-    run = put(optimizer={"_target_": f"transfer_cli.optim.{kind}", "lr": 0.1})
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("transfer_cli.optim.eager.AdamW", {}), ("transfer_cli.optim.muon.MuonWithAdamW", {}),
+        ("torch.optim.SGD", {"momentum": 0.9}), ("torch.optim.SGD", {}),
+    ],
+)  # fmt: skip
+def test_the_memory_of_an_optimizer_is_what_it_keeps(kind, options, put):
+    run = put(optimizer={"_target_": kind, "lr": 0.1, **options})
 
     for weight in run.model.parameters():
         weight.grad = weight.detach().clone()
@@ -65,7 +71,19 @@ def test_the_memory_of_an_optimizer_is_what_it_keeps(kind, put):
 
     states = run.step.optimizer.state.values()
     kept = sum(v.nbytes for state in states for name, v in state.items() if name != "step")
-    assert memory_parts(run.blueprint)["optimizer"] == kept
+    assert memory_parts(run.blueprint).get("optimizer", 0) == kept
+
+
+def test_the_memory_of_l_bfgs_is_that_of_its_earlier_gradients(put):
+    blueprint = put(
+        optimizer={"_target_": "transfer_cli.optim.lbfgs.LBFGS", "lr": 1.0, "history": 3},
+        adaptation__plan=HEADS, adaptation__frozen_eval=True, objective__dropout=0.0,
+        loop__batch=20,
+    ).blueprint  # fmt: skip
+
+    parts = memory_parts(blueprint)
+
+    assert parts["optimizer"] == 2 * 3 * parts["gradients"]
 
 
 def test_steps_and_stages_are_those_of_the_data(put):

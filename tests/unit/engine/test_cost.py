@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests import tiny
 from transfer_cli.adaptation import edits, plans
 from transfer_cli.assembly.run import attach_tally
-from transfer_cli.batch import with_facts, with_packed_rows
+from transfer_cli.batch import IdleBatch, split_batch, with_facts, with_packed_rows
 from transfer_cli.engine.carried_memory import CarriedMemory
 from transfer_cli.engine.cost import pairs_seen, prices_of, training_flops
 from transfer_cli.model.backbone import Backbone
@@ -32,6 +32,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.replaced_tokens import ReplacedTokens
 from transfer_cli.objectives.with_teachers import SourceDistillation
 from transfer_cli.tasks.choice.task import MultipleChoice
+from transfer_cli.tasks.similarity.contrastive import Contrastive
 
 SHAPES = {
     "bert": {
@@ -196,15 +197,11 @@ def test_every_pass_of_a_step_is_counted_and_none_computes_padding(main, further
     data = tiny.groups() if main is MultipleChoice else tiny.Questions(causal=False, examples=16)
     chosen = main(dropout=0.0) if main in (Classification, MultipleChoice) else main()
     more = [FURTHER[further]()] if FURTHER[further] else []
-    model = tiny.model(
-        chosen, *more, direction="bidirectional" if main is not CausalLM else "causal"
-    )
+    direction = "causal" if main is CausalLM else "bidirectional"
+    model = tiny.model(chosen, *more, direction=direction)
     for extra in more:
         extra.on_data(data)
-    losses = [
-        Loss(name, objective)
-        for name, objective in zip(("main", "further"), (chosen, *more), strict=False)
-    ]
+    losses = [Loss("main", chosen), *(Loss("further", extra) for extra in more)]
     step = counting(tiny.train_step(model, losses, tiny.Recipe()))
     step._add_facts = lay_out
 
@@ -286,6 +283,20 @@ def test_padding_is_done_and_is_not_real():
     # Only attention computes padding; the rest sees five of the eight tokens.
     assert 0.5 * flops[0].done < flops[1].done < flops[0].done
     assert flops[1].real < flops[1].done
+
+
+@pytest.mark.parametrize("objective", [CausalLM(), Classification(dropout=0.0), Contrastive()])
+def test_what_only_keeps_step_with_other_processes_is_done_and_is_not_real(objective):
+    step, flops = step_of("gpt2", "full", objective), []
+    pairs = isinstance(objective, Contrastive)
+    micros = split_batch(tiny.all_of(tiny.pairs(8)) if pairs else batch_of(objective), 4)
+
+    for number, idle in enumerate(([], [IdleBatch(split_batch(micros[0], 1)[0])])):
+        step([{"main": micro} for micro in micros + idle], number)
+        flops.append(step.tally.take_flops())
+
+    assert flops[0].done < flops[1].done
+    assert flops[0].real == flops[1].real
 
 
 def test_kept_states_leave_the_head_alone():

@@ -69,9 +69,7 @@ def trained(case, *, sharded=False, steps=STEPS):
         shard_model(model, torch.device("cpu"))
     step = tiny.train_step(model, objective, made, epoch=-(-len(data) // BATCH))
     run = tiny.Run(step, data, made, BATCH, MICRO)
-    for module in run.step.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    tiny.without_dropout(run.step.model)
     run.go()
     measures = tiny.measures(model, objective, data, batch=16)
     return {
@@ -92,9 +90,7 @@ def two_streams():
     for loss in losses:
         tiny.bound(loss.objective)
     step = tiny.train_step(model, losses, tiny.Recipe(rate=0.1, optimizer=torch.optim.SGD, total=6))
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    tiny.without_dropout(model)
     questions, text = tiny.Questions(examples=65), tiny.blocks(tokens=500)
     for number in range(6):
         name, data = ("text", text) if number % 3 == 1 else ("main", questions)
@@ -109,8 +105,7 @@ def measured():
     measures = {}
     for examples in (501, 2):
         objective = Classification()
-        model = tiny.model(objective)
-        tiny.lively(model)
+        model = tiny.lively(tiny.model(objective))
         data = tiny.Questions(examples=examples)
         measures[str(examples)] = tiny.measures(model, objective, data, batch=16)
     return measures
@@ -120,8 +115,7 @@ def noted(case, *, sharded=False):
     """Return what became of each example, of which there may be fewer than processes."""
     objective, data, changes, _ = CASES[case]
     objective, data = objective(), data()
-    model = tiny.model(objective, **changes)
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(objective, **changes))
     if sharded:
         shard_model(model, torch.device("cpu"))
     rows = []
@@ -225,10 +219,6 @@ ALL = [*COPIED, *(f"{case}, sharded" for case in SHARDED)]
 
 @pytest.mark.parametrize("case", ALL)
 def test_losses_and_weights_are_those_of_one_process(alone, together, case):
-    assert_same_steps(alone, together, case)
-
-
-def assert_same_steps(alone, together, case):
     for results in together:
         assert results[case]["seen"] == alone[case]["seen"]
         assert results[case]["rates"] == alone[case]["rates"]

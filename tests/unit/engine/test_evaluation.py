@@ -27,9 +27,13 @@ CASES = {
 def at_work(case):
     objective, data, changes = CASES[case]
     objective = objective()
-    model = tiny.model(objective, **changes)
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(objective, **changes))
     return model, objective, data()
+
+
+def scored(model, objective, data, *, batch=16, order=None, each=None):
+    split = Split("test", data, order=order)
+    return evaluate(model, objective, split, batch=batch, precision=tiny.FP32, each=each)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -37,9 +41,7 @@ def test_measures_do_not_depend_on_the_order(case):
     model, objective, data = at_work(case)
     order = np.random.default_rng(0).permutation(len(data))
 
-    shuffled = evaluate(
-        model, objective, Split("test", data, order=order), batch=16, precision=tiny.FP32
-    )
+    shuffled = scored(model, objective, data, order=order)
 
     expected = tiny.measures(model, objective, data, batch=16)
     assert shuffled.measures == pytest.approx(expected, rel=1e-5)
@@ -100,11 +102,9 @@ def test_dropout_is_off_in_an_evaluation():
     assert tiny.measures(model, objective, data) == tiny.measures(model, objective, data)
 
 
-def noted(model, objective, data, batch=16, order=None):
+def noted(model, objective, data, **options):
     results = EachExample()
-    split = Split("test", data, order=order)
-    scores = evaluate(model, objective, split, batch=batch, precision=tiny.FP32, each=results)
-    return scores, results.gathered()
+    return scored(model, objective, data, each=results, **options), results.gathered()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,9 +114,7 @@ def test_single_examples_are_noted_once_and_add_up_to_the_measure_which_they_do_
 
     scores, outcomes = noted(model, objective, data, order=order)
 
-    plain = evaluate(
-        model, objective, Split("test", data, order=order), batch=16, precision=tiny.FP32
-    )
+    plain = scored(model, objective, data, order=order)
     assert (scores.measures, scores.tables) == (plain.measures, plain.tables)
     assert [outcome.index for outcome in outcomes] == list(range(len(data)))
     total, targets = (
@@ -152,11 +150,10 @@ def test_the_share_of_wrong_examples_is_the_error_rate():
     assert 100 * wrong / len(data) == pytest.approx(scores.measures["error_rate"])
     assert 0 < wrong < len(data)
     for outcome in outcomes:
-        right = outcome.predicted["label"] == data.labels[outcome.index]
-        assert 1 / 3 < outcome.predicted["probability"] <= 1
-        assert not right or outcome.predicted["probability"] == pytest.approx(
-            math.exp(-outcome.loss), rel=1e-4
-        )
+        label, probability = outcome.predicted["label"], outcome.predicted["probability"]
+        assert 1 / 3 < probability <= 1
+        if label == data.labels[outcome.index]:
+            assert probability == pytest.approx(math.exp(-outcome.loss), rel=1e-4)
 
 
 def test_an_objective_that_says_nothing_of_examples_leaves_nothing():

@@ -68,8 +68,6 @@ def test_the_information_equals_a_loop_over_sequences(objective, kind):
 
     assert fisher.keys() == expected.keys()
     for name, value in fisher.items():
-        assert value.dtype == torch.float32
-        assert (value >= 0).all()
         wanted = expected[name].float()
         assert_close(value, wanted, rtol=1e-5, atol=1e-5 * float(wanted.max()))
 

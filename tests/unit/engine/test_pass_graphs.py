@@ -10,7 +10,7 @@ from tests import recorded_graph, tiny
 from transfer_cli.adaptation.edits import IA3, Adapters, GatedPrefix, LoRA, MixLayers, PALs
 from transfer_cli.adaptation.penalties import L2SP, Start
 from transfer_cli.adaptation.plans import GradualUnfreezing
-from transfer_cli.batch import with_facts, with_padded_facts
+from transfer_cli.batch import to_device, with_facts, with_padded_facts
 from transfer_cli.engine import pass_graphs
 from transfer_cli.engine.pass_graphs import PassGraphs
 from transfer_cli.errors import ConfigError
@@ -62,13 +62,20 @@ def test_captured_passes_train_the_same_weights(edit, graphs):
     assert_close(captured_weights, weights, rtol=1e-3, atol=1e-4)
 
 
+def test_a_captured_pass_is_given_its_batch_once(graphs, monkeypatch):
+    copies = []
+    monkeypatch.setattr(
+        pass_graphs, "to_device", lambda batch, device: copies.append(1) or to_device(batch, device)
+    )
+
+    _, passes, _ = trained(captured=True)
+
+    assert len(graphs) < len(copies) <= 2 * len(graphs) + 1 < len(passes)
+
+
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"plan": GradualUnfreezing(every="6 steps")},
-        {"penalty": L2SP(0.5)},
-        {"clip": None},
-    ],
+    [{"plan": GradualUnfreezing(every="6 steps")}, {"penalty": L2SP(0.5)}, {"clip": None}],
     ids=["stages", "penalty", "unclipped"],
 )
 def test_captured_passes_are_parts_of_any_step(changes, graphs):
@@ -93,13 +100,11 @@ def test_what_depends_on_the_step_would_be_seen(graphs):
 def test_long_texts_and_several_passes_have_no_graphs(graphs, monkeypatch):
     data, objective = tiny.Questions(examples=48), Classification(dropout=0)
     recipe = tiny.Recipe(total=8)
-    model = tiny.model(objective)
-    step = tiny.train_step(model, objective, recipe)
-    step._graphs = PassGraphs(model, CPU)
-    tiny.Run(step, data, recipe, batch=16, micro_batch=8).go()
-    monkeypatch.setattr(pass_graphs, "MOST_FLOPS", 1e3)
-    step._graphs = PassGraphs(model, CPU)
-    tiny.Run(step, data, recipe, batch=16, micro_batch=16).go()
+    step = tiny.train_step(tiny.model(objective), objective, recipe)
+    for micro_batch, most in ((8, 1e12), (16, 1e3)):
+        monkeypatch.setattr(pass_graphs, "MOST_FLOPS", most)
+        step._graphs = PassGraphs(step.model, CPU)
+        tiny.Run(step, data, recipe, batch=16, micro_batch=micro_batch).go()
 
     assert not graphs
 

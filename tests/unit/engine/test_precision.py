@@ -57,14 +57,10 @@ def test_what_is_kept_of_a_machine_is_measured_again_where_it_is_damaged(monkeyp
     assert '"bfloat16": 3.0' in record.read_text()
 
 
-def test_an_unknown_precision_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"'fp61' is not one of .* Did you mean 'fp16'"):
-        Precision.choose("fp61", CPU)
-
-
-def test_fp16_needs_a_gpu():
-    with pytest.raises(ConfigError, match="fp16 needs a GPU; on a CPU use fp32 or bf16"):
-        Precision.choose("fp16", CPU)
+@pytest.mark.parametrize("name", ["fp61", "fp16"])
+def test_an_unknown_precision_and_fp16_on_a_cpu_are_refused(name):
+    with pytest.raises(ConfigError, match=r"^precision: "):
+        Precision.choose(name, CPU)
 
 
 def test_fp16_alone_scales_its_gradients():
@@ -80,18 +76,14 @@ def test_products_are_computed_in_the_kind(kind, dtype):
     assert product.dtype == dtype
 
 
-@pytest.mark.parametrize("name", ["auto", "cpu"])
-def test_the_cpu_can_be_chosen(name):
-    assert choose_device(name).type in {"cpu", "cuda" if name == "auto" else "cpu"}
-
-
 @pytest.mark.parametrize("name", ["gpu", "cpu:1", "cpu:", "cuda:x", "cuda:", "cuda:²", "tpu", ""])
 def test_an_unknown_device_is_refused(name):
     with pytest.raises(ConfigError, match=rf"device: '{name}' is not .* cuda \(a GPU\) or cuda:N"):
         choose_device(name)
 
 
-def test_a_gpu_that_is_not_there_is_refused():
+def test_a_cpu_can_be_chosen_and_no_gpu_that_is_not_there():
+    assert choose_device("cpu") == CPU
     with pytest.raises(RunError, match=r"device: cuda:99 asked for, but .*use device=auto"):
         choose_device("cuda:99")
 

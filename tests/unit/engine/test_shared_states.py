@@ -145,9 +145,6 @@ def test_a_full_disk_is_no_hindrance_and_leaves_nothing_behind(tmp_path, caplog)
     assert fetched(tmp_path)[0] == STORED
 
 
-# --- side by side ------------------------------------------------------------------------------
-
-
 # --- of a real backbone ------------------------------------------------------------------------
 
 
@@ -160,9 +157,7 @@ def features(folder, data=None, model=None, batch=7, layers=(-1,), circumstances
 
 
 def lively(seed=0, **changes):
-    model = tiny.model(Classification(), **changes)
-    tiny.lively(model, seed)
-    return model
+    return tiny.lively(tiny.model(Classification(), **changes), seed)
 
 
 def test_a_run_on_shared_features_is_that_on_its_own_to_the_last_bit(tmp_path):
@@ -172,11 +167,10 @@ def test_a_run_on_shared_features_is_that_on_its_own_to_the_last_bit(tmp_path):
     for alone in (True, False, False):
         run = tiny.run(Classification("mean"), data, recipe)
         model = run.step.model
-        run.data = (
-            CachedFeatures(data, model, tiny.FP32, batch=7, layers=(-1,))
-            if alone
-            else features(tmp_path, data, model)[1]
-        )
+        run.data = CachedFeatures(
+            data, model, tiny.FP32, batch=7, layers=(-1,),
+            shared=None if alone else SharedStates(tmp_path, {}),
+        )  # fmt: skip
         runs.append(run.go())
 
     assert len(entries(tmp_path)) == 1
@@ -211,29 +205,22 @@ def changed_weight():
     return {"model": model}
 
 
-def changed_order():
-    data = tiny.Questions(examples=60)
-    data.rows = data.rows[::-1]
-    return {"data": data}
+class Backwards(tiny.Questions):
+    def batch(self, indices):
+        return super().batch(59 - indices)
 
 
-def with_pairs():
-    data = tiny.Questions(examples=60)
-    plain = data.batch
-
-    def batch(indices):
-        view = plain(indices)
+class Pairs(tiny.Questions):
+    def batch(self, indices):
+        view = super().batch(indices)
         return {**view, "segment": view["mask"].long()}
-
-    data.batch = batch
-    return {"data": data}
 
 
 OTHERS = {
     "one weight": changed_weight,
     "other weights": lambda: {"model": lively(1)},
-    "another order": changed_order,
-    "segments": with_pairs,
+    "another order": lambda: {"data": Backwards(examples=60)},
+    "segments": lambda: {"data": Pairs(examples=60)},
     "one example less": lambda: {"data": tiny.Questions(examples=59)},
     "all layers": lambda: {"layers": None},
     "another layer": lambda: {"layers": (0,)},

@@ -116,7 +116,7 @@ def test_parameters_are_counted_now_and_over_all_stages():
 
     stages.enter(0)
 
-    assert stages.num_trainable() == head
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == head
     assert stages.num_ever_trained() == head + 2 * block + 2 * 16  # the final norm is block 2's
 
 
@@ -136,15 +136,11 @@ def test_frozen_parts_run_without_dropout_from_the_first_step_on_if_asked(frozen
 
 def test_a_new_stage_switches_dropout_on_where_it_trains_and_off_where_it_ends():
     run = classify(tiny.Recipe(plan=THREE, frozen_eval=True), dropout=0.5)
-    stages, model = run.step.stages, run.step.model
+    drops = {f"backbone.blocks.{number}.drop" for number in range(3)}
 
-    stages.enter(2)
-    assert "backbone.blocks.2.drop" not in in_training(model)
-    stages.enter(3)
-    assert "backbone.blocks.2.drop" in in_training(model)
-    stages.enter(11)
-    assert "backbone.blocks.2.drop" not in in_training(model)
-    assert "backbone.blocks.0.drop" in in_training(model)
+    for step, block in ((2, None), (3, 2), (11, 0)):
+        run.step.stages.enter(step)
+        assert drops & in_training(run.step.model) == drops & {f"backbone.blocks.{block}.drop"}
 
 
 @pytest.mark.parametrize("frozen_eval", [True, False])
@@ -278,12 +274,8 @@ def test_what_begins_to_train_again_does_so_with_fresh_averages():
     run = classify(tiny.Recipe(plan=again, total=8))
     run.go()
 
-    parameters = dict(run.step.model.named_parameters())
-    steps = {
-        name: float(run.step.optimizer.state[parameter]["step"])
-        for name, parameter in parameters.items()
-    }
-    for name, taken in steps.items():
+    for name, parameter in run.step.model.named_parameters():
+        taken = float(run.step.optimizer.state[parameter]["step"])
         assert taken == (8 if name.startswith("heads.") else 2), name
 
 
@@ -292,12 +284,10 @@ def test_the_memory_of_a_stage_can_be_taken_up_in_its_middle(kind):
     values = {1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5}
     straight, _ = patient(values)
     straight.go()
-    stopped, _ = patient(values, total=20)
-    stages = stopped.step.stages
+    stages = patient(values)[0].step.stages
     stages.enter(0)
-    stages.observe_validation(1, (3.0,))
-    stages.observe_validation(2, (2.0,))
-    stages.observe_validation(3, (2.0,))
+    for step in (1, 2, 3):
+        stages.observe_validation(step, (values[step],))
 
     other = patient(values)[0].step.stages
     other.load_state_dict({**stages.state_dict(), "best": kind(stages.state_dict()["best"])})
@@ -409,23 +399,23 @@ def test_what_never_trains_costs_no_memory():
 
 @pytest.mark.parametrize("make", [lambda m: EMA(m, TRAINS, 0.8), lambda m: LastK(m, TRAINS, 2)])
 def test_an_average_goes_on_from_its_state_bit_for_bit(make, tmp_path):
-    whole, model, other = a_model(), a_model(), a_model()
-    averages = [make(network) for network in (whole, model, other)]
-    for average, module in ((averages[0], whole), (averages[1], model)):
-        for done in trained(module, average, 8):
+    def go_on(model, average, first, last):
+        for done in trained(model, average, last, first=first):
             if done % 3 == 0:
                 average.on_validation()
-    torch.save({"model": model.state_dict(), "average": averages[1].state_dict()}, tmp_path / "s")
+
+    whole, model = a_model(), a_model()
+    average, again = make(whole), make(model)
+    go_on(whole, average, 0, 8)
+    torch.save({"model": whole.state_dict(), "average": average.state_dict()}, tmp_path / "s")
     state = torch.load(tmp_path / "s", weights_only=True)
-    other.load_state_dict(state["model"])
-    averages[2].load_state_dict(state["average"])
+    model.load_state_dict(state["model"])
+    again.load_state_dict(state["average"])
 
-    for average, module in ((averages[0], whole), (averages[2], other)):
-        for done in trained(module, average, 16, first=8):
-            if done % 3 == 0:
-                average.on_validation()
+    go_on(whole, average, 8, 16)
+    go_on(model, again, 8, 16)
 
-    assert tiny.same(averaged(whole, averages[0]), averaged(other, averages[2]))
+    assert tiny.same(averaged(whole, average), averaged(model, again))
 
 
 def test_an_error_while_the_average_is_in_place_brings_the_plain_weights_back():

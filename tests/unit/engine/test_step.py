@@ -64,9 +64,7 @@ def after_five_steps(case, sizes, *, double):
     recipe = tiny.Recipe(rate=1e-2 if double else 0.5, clip=0.05, optimizer=optimizer, total=5)
     step, order = tiny.train_step(model, objective, recipe), StepSampler(len(data), 32, seed=0)
     # Dropout of the classifier would differ: it is drawn by the micro-batch.
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    tiny.without_dropout(model)
     reports = []
     for number in range(5):
         portions = in_sizes(order.indices(number), SIZES[sizes])
@@ -223,9 +221,7 @@ def pulled_step(portions, strength=0.3):
     penalty.start(Start(model, frozenset(names), lambda *_: {}))
     anchors = tiny.weights_of(model)
     tiny.lively(model)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    tiny.without_dropout(model)
     before = tiny.weights_of(model)
     recipe = tiny.Recipe(optimizer=torch.optim.SGD, rate=1.0)
     micros = [{"main": data.batch(portion)} for portion in portions]
@@ -408,10 +404,8 @@ def test_a_loss_that_is_not_a_number_ends_the_run():
 
 
 def test_a_report_counts_real_tokens_and_examples():
-    data = tiny.Questions(examples=10)
-    model = tiny.model(Classification())
-    step = tiny.train_step(model, Classification(), tiny.Recipe())
-    step.losses[0].objective.setup(tiny.bound(Classification()).info)
+    data, objective = tiny.Questions(examples=10), Classification()
+    step = tiny.train_step(tiny.model(objective), objective, tiny.Recipe())
 
     report = step([{"main": data.batch(np.arange(6))}, {"main": data.batch(np.arange(6, 10))}], 0)
 
@@ -432,10 +426,12 @@ class Endless(Classification):
         return sums
 
 
-def test_a_step_whose_loss_is_infinite_is_skipped_though_its_gradient_is_not():
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+def test_a_step_whose_loss_is_infinite_is_skipped_though_its_gradient_is_not(kind):
     objective, data = Endless(), tiny.Questions()
     model = tiny.model(objective)
-    step = tiny.train_step(model, objective, tiny.Recipe())
+    step = tiny.train_step(model, objective, tiny.Recipe(precision=Precision(kind, CPU)))
+    step._scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=kind == "fp16")
     before = tiny.weights_of(model)
 
     bad = step([{"main": data.batch(np.array([1, 2]))}], 0)
@@ -457,9 +453,7 @@ def test_activations_that_are_computed_again_change_nothing(residual):
         model.backbone.set_activation_checkpointing(again)
         step = tiny.train_step(model, objective, tiny.Recipe())
         for number in range(3):
-            step(
-                [{"main": data.batch(np.arange(4))}, {"main": data.batch(np.arange(4, 8))}], number
-            )
+            step([{"main": data.batch(range(4))}, {"main": data.batch(range(4, 8))}], number)
         weights.append(tiny.weights_of(model))
 
     assert tiny.same(*weights)
@@ -506,11 +500,7 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(optimizer, late):
     assert tiny.same(told.step.model.state_dict(), decides.step.model.state_dict())
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [FUSED, MuonWithAdamW],
-    ids=["adamw", "muon"],
-)
+@pytest.mark.parametrize("optimizer", [FUSED, MuonWithAdamW], ids=["adamw", "muon"])
 def test_an_optimizer_that_clips_moves_weights_as_after_torchs_clipping(optimizer):
     told, decides = (
         poisoned(WEIGHT, steps=(), total=5, clip=0.05, optimizer=optimizer) for _ in range(2)
@@ -521,9 +511,8 @@ def test_an_optimizer_that_clips_moves_weights_as_after_torchs_clipping(optimize
     decides.go()
 
     assert min(float(report.gradient_norm) for report in decides.reports) > 0.05
-    assert_close(
-        tiny.weights_of(decides.step.model), tiny.weights_of(told.step.model), rtol=1e-6, atol=1e-6
-    )
+    ours, expected = (tiny.weights_of(run.step.model) for run in (decides, told))
+    assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
@@ -629,8 +618,7 @@ def short_lanes(monkeypatch):
 def scored(by, tokens, stride, batch=4, **changes):
     """Return the loss of a text, and the sum of those of its blocks."""
     objective = CausalLM()
-    model = tiny.model(objective, **XL, **changes)
-    tiny.lively(model, std=0.5)
+    model = tiny.lively(tiny.model(objective, **XL, **changes), std=0.5)
     data = tiny.blocks(600, stride)
     data = data if by == "memory" else replace(data, history=tokens)
     split, results = Split("test", data, context=TextContext(by, tokens, stride)), EachExample()

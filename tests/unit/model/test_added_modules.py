@@ -14,7 +14,6 @@ from transfer_cli.model.added_embeddings import AddedRows
 from transfer_cli.model.attention import AttentionInputs
 from transfer_cli.model.block import BESIDE_BLOCK
 from transfer_cli.model.kv_cache import KVCache
-from transfer_cli.model.packing import Packing
 from transfer_cli.model.positions import count_positions
 from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.readout import ScalarMix
@@ -34,8 +33,7 @@ TOKENS = torch.tensor([[2, 9, 3, 10], [11, 2, 2, 0]])
 
 
 def test_rows_are_added_where_their_tokens_stand():
-    rows = AddedRows([2, 3], width=16)
-    tiny.lively(rows)
+    rows = tiny.lively(AddedRows([2, 3], width=16))
 
     added = rows(TOKENS).detach()
 
@@ -53,9 +51,7 @@ def test_a_row_is_seen_as_if_it_were_the_embedding_itself(position_kind):
     added.new_rows = AddedRows([2], width=16)
     added.new_rows.delta.data[0] = delta
 
-    states = [backbone.embed(TOKENS, count_positions(TOKENS > 0)) for backbone in (changed, added)]
-
-    torch.testing.assert_close(*states)
+    assert_close(*(one.embed(TOKENS, count_positions(TOKENS > 0)) for one in (changed, added)))
 
 
 def test_only_the_row_of_a_frozen_table_learns_and_only_from_its_own_token():
@@ -85,13 +81,11 @@ def test_a_mix_is_gamma_times_the_states_by_their_shares(norm):
     mix.weight.data = torch.tensor([0.3, -1.0, 2.0, 0.0])
     mix.gamma.data = torch.tensor(1.7)
 
-    shares = mix.layer_weights()
-
+    shares = torch.tensor([0.3, -1.0, 2.0, 0.0]).softmax(0)
     seen = [normed(state) if norm else state for state in STATES]
     expected = 1.7 * sum(share * state for share, state in zip(shares, seen, strict=True))
     assert_close(mix(STATES), expected)
-    assert_close(shares.sum(), torch.tensor(1.0))
-    assert_close(shares, torch.tensor([0.3, -1.0, 2.0, 0.0]).softmax(0))
+    assert_close(mix.layer_weights(), shares)
 
 
 def test_a_mix_refuses_another_number_of_layers():
@@ -110,8 +104,7 @@ CAUSAL = ("plain", "modern", "shared blocks")
 
 
 def with_pals(**shape):
-    model = tiny.model(**shape).eval()
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(**shape).eval())
     PALs(3)(model, {})
     tiny.lively(model.backbone.shared_projections, std=0.5)
     for block in model.backbone.blocks:
@@ -127,17 +120,11 @@ def test_it_is_the_same_through_a_cache_and_through_a_fork_of_it(shape):
     backbone(TEXTS[:1, :4], ALL[:1, :4], padded=False, kv_cache=first)
     texts = torch.cat([TEXTS[:1, :4].expand(2, -1), TEXTS[:, 4:]], 1)
 
-    steps = KVCache(backbone.shape.depth, 10)
-    states = [
-        backbone(part, torch.ones_like(part, dtype=torch.bool), padded=False, kv_cache=steps)[-1]
-        for part in TEXTS.split(3, dim=1)
-    ]
-    later = backbone(
-        texts[:, 4:], ALL[:, 4:], padded=False, kv_cache=first.fork(2, 10)
-    )  # fmt: skip
+    states = tiny.read_in_parts(backbone, TEXTS, 3, KVCache(backbone.shape.depth, 10))
+    later = tiny.read_in_parts(backbone, texts[:, 4:], 6, first.fork(2, 10))
 
-    assert_close(torch.cat(states, 1), wanted)
-    assert_close(later[-1], backbone(texts, ALL, padded=False)[-1][:, 4:])
+    assert_close(states, wanted)
+    assert_close(later, backbone(texts, ALL, padded=False)[-1][:, 4:])
 
 
 def test_it_is_an_attention_between_two_shared_projections():
@@ -205,8 +192,7 @@ each_shape = pytest.mark.parametrize("shape", PREFIXED.values(), ids=PREFIXED)
 
 
 def with_prefix(*, learned=True, length=4, **shape):
-    model = tiny.model(**shape).eval()
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(**shape).eval())
     GatedPrefix(length)(model, {})
     if learned:
         for block in model.backbone.blocks:
@@ -215,21 +201,7 @@ def with_prefix(*, learned=True, length=4, **shape):
 
 
 def plain(**shape):
-    backbone = tiny.model(**shape).eval().backbone
-    tiny.lively(backbone)
-    return backbone
-
-
-def in_steps(backbone, length=10):
-    """Return the last hidden states of texts read through a cache, 3 tokens at a time."""
-    cache = KVCache(len(backbone.blocks), length)
-    parts = [
-        backbone(tokens, torch.ones_like(tokens, dtype=torch.bool), padded=False, kv_cache=cache)[
-            -1
-        ]
-        for tokens in TEXTS.split(3, dim=1)
-    ]
-    return torch.cat(parts, 1), cache
+    return tiny.lively(tiny.model(**shape).eval().backbone)
 
 
 @each_shape
@@ -237,16 +209,17 @@ def test_a_closed_gate_changes_no_bit_with_padding_or_a_cache(shape):
     before, after = plain(**shape), with_prefix(learned=False, **shape)
 
     assert torch.equal(before(TEXTS, MASK)[-1], after(TEXTS, MASK)[-1])
-    (wanted, cache), (states, prefix_cache) = in_steps(before), in_steps(after)
+    wanted, states = (
+        tiny.read_in_parts(backbone, TEXTS, 3, KVCache(3, 10)) for backbone in (before, after)
+    )
     assert torch.equal(wanted, states)
-    assert prefix_cache.length == cache.length == 10
 
 
 @each_shape
 def test_what_is_learned_is_the_same_through_a_cache_and_takes_no_place_in_it(shape):
-    backbone = with_prefix(**shape)
+    backbone, cache = with_prefix(**shape), KVCache(3, 10)
 
-    states, cache = in_steps(backbone)
+    states = tiny.read_in_parts(backbone, TEXTS, 3, cache)
 
     assert_close(states, backbone(TEXTS, ALL, padded=False)[-1])
     assert not torch.allclose(states, plain(**shape)(TEXTS, ALL, padded=False)[-1])
@@ -260,7 +233,7 @@ def test_packing_and_padding_change_nothing(shape, edited):
     alone = backbone(TEXTS[1:, :6], ALL[1:, :6], padded=False)[-1]
 
     padded = backbone(TEXTS, MASK)[-1]
-    packing = Packing.from_mask(MASK, MASK.flatten().nonzero().flatten())
+    packing = tiny.packing(MASK)
     packed = packing.unpack(backbone(TEXTS, MASK, packing=packing)[-1])
 
     assert_close(padded[1:, :6], alone)
@@ -268,8 +241,7 @@ def test_packing_and_padding_change_nothing(shape, edited):
 
 
 def test_it_is_a_softmax_of_its_own_that_masks_and_positions_do_not_reach():
-    prefix = PrefixAttention(5, heads=4, kv_heads=2, head_width=6)
-    tiny.lively(prefix, std=0.5)
+    prefix = tiny.lively(PrefixAttention(5, heads=4, kv_heads=2, head_width=6), std=0.5)
     query = torch.randn(3, 4, 7, 6)
 
     output = prefix(query)

@@ -24,7 +24,7 @@ from transfer_cli.model.added import (
     unmergeable_edits,
     unmerged_parameters,
 )
-from transfer_cli.model.ia3 import add_ia3
+from transfer_cli.model.edited_linear import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, add_lora
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -89,15 +89,16 @@ def test_a_packed_update_reaches_its_own_rows_only(target, rows):
     assert changed.sum() == 16
 
 
-def test_an_update_is_alpha_over_rank_times_b_a():
-    layer = with_lora(("output",), rank=3).blocks[0].attention.output
-    update = layer.lora["all"]
-    tiny.lively(layer)
-    hidden = torch.randn(5, 16)
+@pytest.mark.parametrize("kind", [LowRank, Decomposed])
+def test_an_update_is_alpha_over_rank_times_b_a_and_dora_m_times_the_direction(kind):
+    layer = tiny.lively(with_lora(("output",), kind=kind).blocks[0].attention.output)
+    update, hidden = layer.lora["all"], torch.randn(5, 16)
 
     out = layer(hidden)
 
     changed = layer.weight + 6.0 / 3 * update.up @ update.down
+    if kind is Decomposed:
+        changed = update.magnitude[:, None] * changed / changed.norm(dim=1, keepdim=True)
     assert_close(out, hidden @ changed.T + layer.bias)
 
 
@@ -173,21 +174,8 @@ def test_rows_of_dora_have_their_magnitudes_at_first_and_after_each_step(shape):
     assert not torch.allclose(layer.lora["key"].magnitude, before)
 
 
-def test_dora_is_m_times_the_direction_and_the_bias_stays():
-    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
-    tiny.lively(layer)
-    update, hidden = layer.lora["all"], torch.randn(5, 16)
-
-    out = layer(hidden)
-
-    changed = layer.weight + 6.0 / 3 * update.up @ update.down
-    rows = update.magnitude[:, None] * changed / changed.norm(dim=1, keepdim=True)
-    assert_close(out, hidden @ rows.T + layer.bias)
-
-
 def test_the_norm_of_dora_is_a_constant_to_the_backward_pass():
-    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
-    tiny.lively(layer)
+    layer = tiny.lively(with_lora(("output",), kind=Decomposed).blocks[0].attention.output)
     update, hidden = layer.lora["all"], torch.randn(5, 16)
 
     layer(hidden).sum().backward()
@@ -200,8 +188,7 @@ def test_the_norm_of_dora_is_a_constant_to_the_backward_pass():
 
 
 def test_dora_learns_all_of_it_though_torch_keeps_what_it_casts(monkeypatch):
-    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
-    tiny.lively(layer)
+    layer = tiny.lively(with_lora(("output",), kind=Decomposed).blocks[0].attention.output)
 
     with EarlierAutocast(monkeypatch):
         layer(torch.ones(3, 16)).float().square().sum().backward()
@@ -230,7 +217,6 @@ def test_a_block_takes_updates_once():
         add_lora(block, ("query",), updates())
 
 
-UPDATES = partial(LowRank, rank=3, scale=2.0, dropout=0.0)
 SHAPES = {
     "plain": {},
     "grouped, gated, without biases": tiny.MODERN,
@@ -244,7 +230,7 @@ def with_factors(*, lora=(), **shape):
     for block in backbone.blocks:
         add_ia3(block)
         if lora:
-            add_lora(block, lora, UPDATES)
+            add_lora(block, lora, updates())
     return backbone.eval()
 
 
@@ -278,8 +264,7 @@ def test_factors_multiply_keys_and_values_and_never_queries():
 
 
 def test_the_factors_of_a_gated_layer_multiply_its_product():
-    layer = with_factors(**tiny.MODERN).blocks[0].feed_forward
-    tiny.lively(layer)
+    layer = tiny.lively(with_factors(**tiny.MODERN).blocks[0].feed_forward)
     hidden = torch.randn(5, 16)
 
     out = layer(hidden)
@@ -304,12 +289,10 @@ def test_unmerging_restores_weights_and_biases_bit_for_bit(backbone):
 @pytest.mark.parametrize("first", ["lora", "ia3"])
 def test_factors_are_of_the_updated_layer_whichever_came_first(first):
     block = tiny.backbone().blocks[0]
-    adds = [lambda: add_lora(block, ("value",), UPDATES),
-            lambda: add_ia3(block)]  # fmt: skip
+    adds = [lambda: add_lora(block, ("value",), updates()), lambda: add_ia3(block)]
     for add in adds if first == "lora" else adds[::-1]:
         add()
-    layer = block.attention.packed
-    tiny.lively(layer)
+    layer = tiny.lively(block.attention.packed)
     hidden = torch.randn(5, 16)
 
     out = layer(hidden)
@@ -341,9 +324,11 @@ def test_what_is_added_knows_the_name_of_its_edit():
 
 def test_only_edits_that_can_be_merged_are():
     model = edited(**EVERY)
+    lasting = unmerged_parameters(model)
 
     merge(model)
 
+    assert lasting == added_parameters(model)
     assert {part.edit for part in added_modules(model).values()} == EVERY.keys() - {"lora"}
     assert unmergeable_edits(model) == {
         "bottleneck": "adapters between its layers (adaptation.edits.bottleneck)",
@@ -376,13 +361,3 @@ def test_an_edit_that_could_be_merged_in_part_is_not_merged_at_all():
     assert isinstance(half["layer"], Mergeable)
     assert not merge(half)
     assert unmergeable_edits(half) == {"": "Extra (adaptation.edits.)"}
-
-
-def test_what_lasts_is_what_a_merge_leaves():
-    model = edited(**EVERY)
-
-    lasting = unmerged_parameters(model)
-
-    merge(model)
-    assert lasting == added_parameters(model)
-    assert {part.edit for part in lasting.values()} == EVERY.keys() - {"lora"}

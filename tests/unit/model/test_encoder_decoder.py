@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+from tests import tiny
 from tests.unit.engine.test_cost import counted
 from transfer_cli.adaptation.edits import IA3, Adapters, LoRA
 from transfer_cli.batch import with_facts
@@ -12,7 +14,6 @@ from transfer_cli.model.attention import SourceText
 from transfer_cli.model.encoder_decoder import EncoderDecoder
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.kv_cache import KVCache
-from transfer_cli.model.packing import Packing
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding
@@ -20,6 +21,7 @@ from transfer_cli.objectives.base import Encoding
 T5 = {"position_kind": "bias", "norm": "rms", "biases": "none", "feedforward_kind": "gated",
       "scaled_scores": False}  # fmt: skip
 BART = {"residual": "post", "position_kind": "learned"}
+each_kind = pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
 
 
 def model(**options):
@@ -37,11 +39,7 @@ def texts(lengths, seed):
     return draw, mask
 
 
-def packed(mask):
-    return Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1))
-
-
-@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+@each_kind
 def test_padding_and_packing_change_nothing_and_no_later_token_is_seen(options):
     backbone = model(**options).backbone
     (tokens, mask), (read, seen) = texts([5, 3], 1), texts([4, 7], 2)
@@ -49,24 +47,23 @@ def test_padding_and_packing_change_nothing_and_no_later_token_is_seen(options):
     whole = backbone(tokens, mask, source=SourceText(read, seen))[-1]
     alone = backbone(tokens[1:, :3], mask[1:, :3], padded=False,
                      source=SourceText(read[1:], seen[1:], padded=False))[-1]  # fmt: skip
-    packing = packed(mask)
+    packing = tiny.packing(mask)
     rows = backbone(tokens, mask, packing=packing,
-                    source=SourceText(read, seen, packing=packed(seen)))[-1]  # fmt: skip
-    later = tokens.clone()
-    later[:, 2] += 1
-    changed = backbone(later % 30, mask, source=SourceText(read, seen))[-1]
-    other = read.clone()
+                    source=SourceText(read, seen, packing=tiny.packing(seen)))[-1]  # fmt: skip
+    later, other = tokens.clone(), read.clone()
+    later[:, 2] = (later[:, 2] + 1) % 30
     other[0, 3] = (other[0, 3] + 1) % 30
+    changed = backbone(later, mask, source=SourceText(read, seen))[-1]
     reread = backbone(tokens, mask, source=SourceText(other, seen))[-1]
 
-    torch.testing.assert_close(whole[1:, :3], alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(packing.unpack(rows)[mask], whole[mask], rtol=0, atol=1e-5)
-    torch.testing.assert_close(changed[:, :2], whole[:, :2], rtol=0, atol=1e-6)
+    assert_close(whole[1:, :3], alone, rtol=0, atol=1e-5)
+    assert_close(packing.unpack(rows)[mask], whole[mask], rtol=0, atol=1e-5)
+    assert_close(changed[:, :2], whole[:, :2], rtol=0, atol=1e-6)
     assert not torch.allclose(reread[0, 0], whole[0, 0], atol=1e-4)
-    torch.testing.assert_close(reread[1], whole[1], rtol=0, atol=0)
+    assert_close(reread[1], whole[1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+@each_kind
 def test_a_cache_reads_the_source_once_and_changes_nothing(options):
     backbone = model(**options).backbone
     (tokens, mask), (read, seen) = texts([6, 6], 1), texts([4, 7], 2)
@@ -76,12 +73,10 @@ def test_a_cache_reads_the_source_once_and_changes_nothing(options):
     for part in tokens.split([3, 1, 1, 1], dim=1):
         here = torch.ones_like(part, dtype=torch.bool)
         parts.append(backbone(part, here, padded=False, kv_cache=cache, source=source)[-1])
-        source = SourceText(
-            read, seen, states=source.states * torch.nan
-        )  # which nobody reads again
+        source = SourceText(read, seen, states=source.states * torch.nan)  # nobody reads it again
 
     whole = backbone(tokens, mask, padded=False, source=SourceText(read, seen))[-1]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
+    assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
 
 
 def test_groups_are_a_partition_with_both_stacks():
@@ -99,7 +94,7 @@ def test_groups_are_a_partition_with_both_stacks():
     assert "backbone.decoder.final_norm.weight" in groups[5].parameters
 
 
-@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+@each_kind
 @pytest.mark.parametrize(
     ("edit", "in_cross"),
     [
@@ -117,7 +112,7 @@ def test_edits_reach_the_attention_on_the_source_and_start_as_nothing(options, e
 
     before = top()
     edit(whole, {})
-    torch.testing.assert_close(top(), before, rtol=0, atol=1e-6)
+    assert_close(top(), before, rtol=0, atol=1e-6)
     added = [g for g in layer_groups(whole, set()) if g.name.startswith("added.")]
     assert [g.name for g in added] == [f"added.encoder.{n}" for n in range(2)] + [
         f"added.decoder.{n}" for n in range(3)
@@ -133,11 +128,11 @@ def test_edits_reach_the_attention_on_the_source_and_start_as_nothing(options, e
     assert not torch.allclose(moved, before, atol=1e-4)
     if in_cross:
         merge(whole)
-        torch.testing.assert_close(top(), moved, rtol=0, atol=1e-5)
+        assert_close(top(), moved, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("edits", [(), (LoRA(rank=2, dropout=0.0),)], ids=["full", "lora"])
-@pytest.mark.parametrize("options", [T5, BART], ids=["t5", "bart"])
+@each_kind
 def test_what_training_takes_is_what_torch_counts(options, edits):
     whole = model(**options).train()
     for edit in edits:
@@ -163,9 +158,7 @@ def test_checkpointing_finds_the_same_gradients():
     for recomputed in (False, True):
         whole = model(**T5).train()
         whole.backbone.set_activation_checkpointing(recomputed)
-        whole.backbone(tokens, mask, source=SourceText(read, seen))[-1][
-            mask
-        ].square().sum().backward()
+        top = whole.backbone(tokens, mask, source=SourceText(read, seen))[-1]
+        top[mask].square().sum().backward()
         gradients.append({name: parameter.grad for name, parameter in whole.named_parameters()})
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-6)
+    assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)

@@ -137,18 +137,13 @@ def test_a_class_and_its_name_make_a_kind_that_learns(changes):
 
 @pytest.mark.usefixtures("own_kinds")
 def test_own_kinds_work_with_cache_recomputation_and_fresh_top_blocks():
-    backbone = tiny.backbone(**MODERN)
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(**MODERN))
     whole = backbone(TOKENS, ALL, padded=False)
     backbone.set_activation_checkpointing(True)
     assert_close(backbone(TOKENS, ALL, padded=False), whole)
 
-    kv_cache = KVCache(3, 12)
-    parts = [
-        backbone(TOKENS[:, part], ALL[:, part], padded=False, kv_cache=kv_cache)[-1]
-        for part in (slice(0, 5), slice(5, 6), slice(6, 12))
-    ]
-    assert_close(torch.cat(parts, dim=1), whole[-1], rtol=1e-4, atol=1e-5)
+    parts = tiny.read_in_parts(backbone, TOKENS, [5, 1, 6], KVCache(3, 12))
+    assert_close(parts, whole[-1], rtol=1e-4, atol=1e-5)
 
     backbone.reinitialise_top(1)
     assert (backbone.blocks[2].attention_norm.weight == 1).all()
@@ -372,8 +367,7 @@ def by_hand(residual, z, block):
 
 @pytest.mark.parametrize("residual", ["sandwich", "reordered", "parallel", "pre_first_plain"])
 def test_a_residual_form_is_its_formula(residual):
-    backbone = tiny.backbone(residual=residual)
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(residual=residual))
     z, block = drawn(2, 5, 16), backbone.blocks[0]
 
     output = block(z, AttentionInputs(causal=True))

@@ -23,9 +23,7 @@ XL = {
 
 
 def lively_backbone(**changes):
-    backbone = tiny.backbone(**{**XL, **changes}).eval()
-    tiny.lively(backbone)
-    return backbone
+    return tiny.lively(tiny.backbone(**{**XL, **changes}).eval())
 
 
 def tokens(length=16, rows=2):
@@ -160,9 +158,7 @@ def test_a_cache_that_keeps_the_last_positions_is_a_memory():
     backbone, tokens_BT = lively_backbone(), tokens(20)
     cache = KVCache(3, 6, keep=5)
 
-    found_BTD = torch.cat(
-        [read(backbone, one_BT, kv_cache=cache)[-1] for one_BT in tokens_BT.split(1, dim=1)], dim=1
-    )
+    found_BTD = tiny.read_in_parts(backbone, tokens_BT, 1, cache)
 
     assert_close(found_BTD, in_segments(backbone, tokens_BT, 1, 5), rtol=0, atol=1e-5)
     assert cache.length == 5
@@ -182,8 +178,7 @@ def test_scores_of_one_token_begin_where_a_gpu_can_read_them():
 
 
 def test_a_text_may_be_longer_than_a_block():
-    model = tiny.model(CausalLM(), **XL, positions=8)
-    tiny.lively(model)
+    model = tiny.lively(tiny.model(CausalLM(), **XL, positions=8))
     prompt = tokens(11, rows=1)[0].tolist()
     with torch.inference_mode():
         steps = list(generate(

@@ -7,7 +7,6 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.batch import with_facts, with_packed_rows
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.block import RESIDUALS
 from transfer_cli.model.packing import Packing, RowPacking
 from transfer_cli.model.positions import POSITIONS
@@ -16,33 +15,33 @@ from transfer_cli.objectives.base import Encoding
 
 LENGTHS = torch.tensor([3, 9, 0, 12, 7])  # one sequence is not there
 MASK = torch.arange(12) < LENGTHS[:, None]
-TOKENS = torch.randint(0, 50, MASK.shape, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(0, 48, MASK.shape, generator=torch.Generator().manual_seed(0))
 PACKING = Packing.from_mask(MASK, with_facts({"tokens": TOKENS, "mask": MASK})["real_rows"])
 
 
-def passed(backbone, mask, packing, prefix):
+SEGMENT = MASK.long().cumsum(1) % 2
+
+
+def built(**changes):
+    return tiny.backbone(**{"positions": 12, "segments": 2, **changes}).double()
+
+
+def with_gradients(part, real_states):
     """Return the hidden states at real tokens, and the gradients of a sum over them."""
-    backbone.zero_grad()
-    states = backbone(TOKENS, mask, MASK.long().cumsum(1) % 2, prefix_B=prefix, packing=packing)
-    real_states = [state[mask] if packing is None else state[0] for state in states]
-    sum((state * state.cos()).sum() for state in real_states).backward()
-    return real_states, [parameter.grad.clone() for parameter in backbone.parameters()]
+    loss = sum((state * state.cos()).sum() for state in real_states)
+    return real_states, torch.autograd.grad(loss, list(part.parameters()))
 
 
 def check(prefix=None, mask=MASK, **changes):
     """Check that a packed pass equals the padded one."""
-    torch.manual_seed(0)
-    shape = {"direction": "bidirectional", "residual": "pre", "position_kind": "learned"} | changes
-    backbone = Backbone(
-        BackboneShape(
-            width=8, depth=3, heads=2, feedforward=16, positions=12, segments=2, dropout=0.0,
-            attention_dropout=0.0, **shape,
-        ),
-        50,
-    ).double()  # fmt: skip
-    packing = Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1))
-    whole, packed = (passed(backbone, mask, layout, prefix) for layout in (None, packing))
-    assert_close(packed, whole, rtol=0, atol=1e-10)
+    backbone = built(**{"direction": "bidirectional", **changes})
+    whole = backbone(TOKENS, mask, SEGMENT, prefix_B=prefix)
+    packed = backbone(TOKENS, mask, SEGMENT, prefix_B=prefix, packing=tiny.packing(mask))
+    assert_close(
+        with_gradients(backbone, [state[0] for state in packed]),
+        with_gradients(backbone, [state[mask] for state in whole]),
+        rtol=0, atol=1e-10,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)
@@ -71,22 +70,13 @@ def test_with_padding_on_the_left_prefixes_and_windows():
 
 @pytest.mark.parametrize(("position_kind", "direction"), BOTH)
 def test_texts_in_rows_have_the_states_and_gradients_of_the_padded_pass(position_kind, direction):
-    torch.manual_seed(0)
-    shape = BackboneShape(
-        width=8, depth=3, heads=2, feedforward=16, positions=12, segments=2, dropout=0.0,
-        direction=direction, position_kind=position_kind,
-    )  # fmt: skip
-    model = TransferModel(Backbone(shape, 50).double(), {})
-    segment = MASK.long().cumsum(1) % 2
-    batch = {"tokens": TOKENS, "mask": MASK, "segment": segment}
+    model = TransferModel(built(direction=direction, position_kind=position_kind), {})
+    batch = {"tokens": TOKENS, "mask": MASK, "segment": SEGMENT}
 
-    def passed(batch):
-        model.zero_grad()
-        real_states = [state[MASK] for state in Encoding(model, batch).states]
-        sum((state * state.cos()).sum() for state in real_states).backward()
-        return real_states, [parameter.grad.clone() for parameter in model.parameters()]
-
-    whole, rows = passed(batch), passed(with_packed_rows(batch))
+    whole, rows = (
+        with_gradients(model, [state[MASK] for state in Encoding(model, laid_out).states])
+        for laid_out in (batch, with_packed_rows(batch))
+    )
 
     assert_close(rows, whole, rtol=0, atol=1e-10)
 
@@ -115,13 +105,7 @@ def test_texts_with_prefixes_are_not_put_into_rows():
 
 
 def test_layers_see_real_tokens_alone():
-    backbone = Backbone(
-        BackboneShape(
-            width=8, depth=2, heads=2, feedforward=16, positions=12, direction="causal"
-        ),
-        50,
-    )  # fmt: skip
-    seen = []
+    backbone, seen = tiny.backbone(depth=2), []
     for block in backbone.blocks:
         for part in (block.feed_forward, block.attention_norm, block.attention.output):
             part.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[:2]))
@@ -160,18 +144,14 @@ def alone(backbone):
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("packed", [False, True])
 def test_documents_in_a_row_have_the_states_of_each_alone(direction, kind, padding, packed):
-    backbone = tiny.backbone(direction=direction, **KINDS[kind])
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(direction=direction, **KINDS[kind]))
     tokens = torch.nn.functional.pad(DOCUMENTS_TOKENS, (0, padding))
     mask, documents = tokens > 0, torch.nn.functional.pad(DOCUMENTS, (0, padding), value=9)
-    packing = Packing.from_mask(mask, mask.flatten().nonzero().squeeze(1)) if packed else None
+    packing = tiny.packing(mask) if packed else None
 
-    states = backbone(
-        tokens, mask, padded=padding > 0, document_BT=documents, packing=packing
-    )  # fmt: skip
+    states = backbone(tokens, mask, padded=padding > 0, document_BT=documents, packing=packing)
 
-    expected = zip(*alone(backbone), strict=True)
-    for state, parts in zip(states, expected, strict=True):
-        assert_close(state[:, :12], torch.cat(parts, dim=1), rtol=1e-4, atol=1e-5)
+    expected = [torch.cat(parts, dim=1) for parts in zip(*alone(backbone), strict=True)]
+    assert_close([state[:, :12] for state in states], expected, rtol=1e-4, atol=1e-5)
     before = backbone(tokens, mask, padded=padding > 0)[-1]
     assert not torch.isclose(before[:, 6:12], states[-1][:, 6:12], atol=1e-3).all()

@@ -40,9 +40,7 @@ KINDS = {
 
 
 def lively(std=0.2, **changes):
-    made = tiny.backbone(heads=4, **changes).eval()
-    tiny.lively(made, std=std)
-    return made
+    return tiny.lively(tiny.backbone(heads=4, **changes).eval(), std=std)
 
 
 def states(backbone):
@@ -118,18 +116,13 @@ def test_what_fused_attention_gives_out_is_made_of_the_probabilities_of_its_plac
     backbone, mask_BT = model.backbone, MASKS[padding]
     fused, projections, maps = [], {}, {}
 
-    hooks = [
+    for block in backbone.blocks:
         block.attention.register_forward_hook(lambda module, given, out: fused.append(out))
-        for block in backbone.blocks
-    ]
     with set_probe(backbone, projections=projections.__setitem__):
         backbone(TOKENS, mask_BT, padded=padding != "none")
-    for hook in hooks:
-        hook.remove()
     with set_probe(backbone, probabilities=maps.__setitem__):
         backbone(TOKENS, mask_BT, padded=padding != "none")
 
-    assert list(maps) == [0, 1, 2]
     for place, number in enumerate(backbone.shape.block_order):
         attention, projection = backbone.blocks[number].attention, projections[place]
         keys = projection.key.repeat_interleave(attention.group_size, dim=1)
@@ -143,9 +136,8 @@ def test_what_fused_attention_gives_out_is_made_of_the_probabilities_of_its_plac
         assert_close(again[mask_BT], fused[place][mask_BT], rtol=0, atol=1e-5)
         rows = maps[place].transpose(1, 2)[mask_BT]
         assert_close(rows.sum(-1), torch.ones(rows.shape[:2]), rtol=0, atol=1e-5)
-        assert not maps[place][
-            (mask_BT[:, :, None] & ~mask_BT[:, None])[:, None].expand(-1, 4, -1, -1)
-        ].any()
+        unseen = (mask_BT[:, :, None] & ~mask_BT[:, None])[:, None].expand_as(maps[place])
+        assert not maps[place][unseen].any()
         if backbone.causal:
             assert not maps[place].triu(1).any()
 
@@ -281,8 +273,7 @@ def test_probes_of_several_sites_work_together():
 
 @pytest.mark.parametrize("kind", GATED, ids=str)
 def test_an_erased_unit_is_0_behind_its_block_and_nowhere_else(kind):
-    backbone = tiny.backbone(**kind).eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(**kind).eval())
 
     with torch.no_grad():
         whole = backbone(TOKENS, MASKS["right"])

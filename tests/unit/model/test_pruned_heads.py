@@ -21,8 +21,7 @@ GONE = {0: {1}, 2: {0, 1}}
     ids=str,
 )  # fmt: skip
 def test_states_are_those_with_heads_that_give_nothing(kind):
-    backbone = tiny.backbone(**kind).eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(**kind).eval())
     factors = head_ones(backbone)
     for number, heads in GONE.items():
         factors[number, list(heads)] = 0

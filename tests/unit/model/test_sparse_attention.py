@@ -10,9 +10,9 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.edits import GatedPrefix, LoRA, PALs
 from transfer_cli.errors import ConfigError
+from transfer_cli.model import sparse_attention
 from transfer_cli.model.attention_dropout import attend
 from transfer_cli.model.kv_cache import KVCache
-from transfer_cli.model.packing import Packing
 from transfer_cli.model.picked_blocks import shape_of_blocks
 from transfer_cli.model.probes import set_probe
 from transfer_cli.model.sparse_attention import (
@@ -125,7 +125,7 @@ def test_dropout_keeps_the_mean_and_repeats_with_its_seed(kind):
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a")  # the mask is cheap to find anew
 @pytest.mark.parametrize("compiled", [False, True])
-def test_flex_attention_has_the_same_masks(compiled):
+def test_flex_attention_has_the_same_masks(compiled, monkeypatch):
     from torch.nn.attention.flex_attention import flex_attention
 
     length, block = (300, 48) if compiled else (37, 8)
@@ -134,7 +134,8 @@ def test_flex_attention_has_the_same_masks(compiled):
         part = kind(block=block)
 
         # Only compiled it leaves out tiles.
-        work = partial(attend_with_flex, part, kernel=flex_attention)
+        monkeypatch.setattr(sparse_attention, "_compiled_flex", lambda: flex_attention)
+        work = partial(attend_with_flex, part)
         attended = (torch.compile(work, fullgraph=True) if compiled else work)(*states)
 
         assert_close(attended, part.attend(*states, 0.0), rtol=0, atol=1e-5)
@@ -195,7 +196,7 @@ def test_padding_and_caches_change_nothing(attention, sparse):
         torch.cat([pad(short, (4, 0)), TOKENS[1:]]),
     )
     assert_close(backbone(after, after > 0)[-1][0, :7], alone[0])
-    packing = Packing.from_mask(before > 0, (before > 0).flatten().nonzero().squeeze(1))
+    packing = tiny.packing(before > 0)
     packed = backbone(before, before > 0, packing=packing)[-1][0]
     assert_close(packed, torch.cat([alone[0], whole[1]]))
 
@@ -203,11 +204,8 @@ def test_padding_and_caches_change_nothing(attention, sparse):
     tokens = torch.cat([torch.cat([pad(short[:, :3], (4, 0)), short[:, 3:]], 1), TOKENS[1:]])
     cache = KVCache(3, 11, padding_B=torch.tensor([4, 0]))
     first = backbone(tokens[:, :7], tokens[:, :7] > 0, kv_cache=cache)[-1]
-    steps = [
-        backbone(part, part > 0, padded=False, kv_cache=cache)[-1]
-        for part in tokens[:, 7:].split((1, 2, 1), dim=1)
-    ]
-    states = torch.cat([first, *steps], dim=1)
+    steps = tiny.read_in_parts(backbone, tokens[:, 7:], [1, 2, 1], cache)
+    states = torch.cat([first, steps], dim=1)
     assert_close(states[0, 4:], alone[0])
     assert_close(states[1], whole[1])
 

@@ -47,14 +47,15 @@ def test_layer_groups_partition_the_parameters(heads, depth, **changes):
     assert [group.depth for group in groups] == depths
 
 
+def by_name(model):
+    return {group.name: group.parameters for group in layer_groups(model, set())}
+
+
 def test_norms_outside_of_blocks_belong_to_their_neighbours():
-    pre, post = tiny.model(residual="pre"), tiny.model(residual="post")
+    pre, post = by_name(tiny.model(residual="pre")), by_name(tiny.model(residual="post"))
 
-    by_name = {group.name: group.parameters for group in layer_groups(pre, set())}
-    post_groups = {group.name: group.parameters for group in layer_groups(post, set())}
-
-    assert "backbone.final_norm.weight" in by_name["block.2"]
-    assert "backbone.embedding_norm.weight" in post_groups["embeddings"]
+    assert "backbone.final_norm.weight" in pre["block.2"]
+    assert "backbone.embedding_norm.weight" in post["embeddings"]
 
 
 def test_a_group_is_inherited_only_when_all_of_it_was_loaded():
@@ -89,10 +90,9 @@ def test_what_edits_add_has_groups_of_its_own_at_the_depth_of_heads():
 
 
 def test_edits_leave_the_other_groups_as_they_were():
-    plain, model = edited(), edited(Adapters(4), LoRA(2), NewRows(), MixLayers())
+    model = edited(Adapters(4), LoRA(2), NewRows(), MixLayers())
 
-    before = {group.name: group.parameters for group in layer_groups(plain, set())}
-    after = {group.name: group.parameters for group in layer_groups(model, set())}
+    before, after = by_name(edited()), by_name(model)
 
     assert {name: after[name] for name in before} == before
     members = [name for names in after.values() for name in names]
@@ -138,28 +138,15 @@ ALL = torch.ones_like(TOKENS, dtype=torch.bool)
 def copies(shared):
     """Return the same model with blocks of their own."""
     plain = Backbone(tiny.shape(depth=4), tiny.VOCABULARY.size)
-    weights = shared.state_dict()
+    weights = {n: t for n, t in shared.state_dict().items() if not n.startswith("blocks.")}
+    plain.load_state_dict(weights, strict=False)
     for place, number in enumerate(shared.shape.block_order):
-        block = f"blocks.{number}."
-        weights |= {
-            f"own.{place}.{name.removeprefix(block)}": tensor
-            for name, tensor in shared.state_dict().items()
-            if name.startswith(block)
-        }
-    plain.load_state_dict(
-        {
-            name.replace("own.", "blocks."): tensor
-            for name, tensor in weights.items()
-            if not name.startswith("blocks.")
-        }
-    )
+        plain.blocks[place].load_state_dict(shared.blocks[number].state_dict())
     return plain
 
 
 def model_with(share):
-    backbone = tiny.backbone(depth=4, share=share)
-    tiny.lively(backbone)
-    return backbone
+    return tiny.lively(tiny.backbone(depth=4, share=share))
 
 
 @pytest.mark.parametrize(
@@ -188,19 +175,14 @@ def test_a_shared_block_is_its_copies_and_its_gradient_their_sum(share, visits):
     "changes", [{"share": "all"}, {"share": 2}, {"position_kind": "relative_bias"}]
 )
 def test_a_cache_and_recomputation_change_nothing(changes):
-    backbone = tiny.backbone(depth=4, **changes).eval()
-    tiny.lively(backbone)
+    backbone = tiny.lively(tiny.backbone(depth=4, **changes).eval())
     whole = backbone(TOKENS, ALL, padded=False)
-    kv_cache = KVCache(4, 12)
 
-    parts = [
-        backbone(TOKENS[:, part], ALL[:, part], padded=False, kv_cache=kv_cache)[-1]
-        for part in (slice(0, 5), slice(5, 6), slice(6, 12))
-    ]
+    parts = tiny.read_in_parts(backbone, TOKENS, [5, 1, 6], KVCache(4, 12))
     backbone.set_activation_checkpointing(True)
     again = backbone(TOKENS, ALL, padded=False)
 
-    assert_close(torch.cat(parts, dim=1), whole[-1], rtol=1e-4, atol=1e-5)
+    assert_close(parts, whole[-1], rtol=1e-4, atol=1e-5)
     assert_close(again, whole)
 
 
@@ -235,13 +217,11 @@ def test_biases_belong_to_ranges_of_distances():
     assert ranges.tolist() == [0, 1, 7, 8, grown, 15, 15, 15, 17, 23, 24, 31]
 
 
-def test_six_of_twelve_are_every_second_block_from_the_second_on():
-    assert evenly_spaced(12, 6) == (1, 3, 5, 7, 9, 11)
-
-
-def test_as_many_as_there_are_are_all_of_them_and_one_is_the_middle():
-    assert evenly_spaced(5, 5) == (0, 1, 2, 3, 4)
-    assert evenly_spaced(5, 1) == (2,)
+@pytest.mark.parametrize(
+    ("depth", "blocks"), [(12, (1, 3, 5, 7, 9, 11)), (5, (0, 1, 2, 3, 4)), (5, (2,))]
+)
+def test_picked_blocks_are_the_middles_of_as_many_parts(depth, blocks):
+    assert evenly_spaced(depth, len(blocks)) == blocks
 
 
 @pytest.mark.parametrize("blocks", [0, 13, -1])
@@ -265,35 +245,32 @@ def test_picked_blocks_and_all_around_them_are_those_of_the_model_bit_for_bit():
     assert torch.equal(picked["heads.lm.bias"], torch.ones(3))
 
 
+PLAIN_START = {"residual": "pre_first_plain"}
+WINDOWS = {"attention": "window", "window": 4, "depth": 12, "global_every": 3}
+
+
 @pytest.mark.parametrize(
-    ("layers", "said"),
+    "row",
     [
         ((), "has to name a block or more"),
         ((2, 1), "ascending, each once"),
         ((1, 1), "ascending, each once"),
         ((0, 5), "goes beyond the model's blocks, which are 0 to 4"),
         ((-1, 0), "goes beyond the model's blocks"),
+        ((0, 1), r"share their weights \(model.share=all\)", {"share": "all"}),
+        ((1, 3), "has to begin with 0", PLAIN_START),
+        ((0, 3, 4, 5, 6), "no rhythm of attention windows", WINDOWS),
     ],
 )
-def test_numbers_that_name_no_shallower_model_are_refused(layers, said):
+def test_numbers_that_name_no_shallower_model_are_refused(row):
+    layers, said, *changes = row
+
     with pytest.raises(ValueError, match=said):
-        shape_of_blocks(tiny.shape(depth=5), layers)
-
-
-def test_blocks_that_are_one_and_the_same_are_not_picked():
-    with pytest.raises(ValueError, match=r"share their weights \(model.share=all\)"):
-        shape_of_blocks(tiny.shape(depth=4, share="all"), (0, 1))
+        shape_of_blocks(tiny.shape(**{"depth": 5, **dict(*changes)}), layers)
 
 
 def test_a_first_block_that_is_unlike_the_others_stays_the_first():
-    shape = tiny.shape(depth=4, residual="pre_first_plain")
-
-    assert shape_of_blocks(shape, (0, 3)).depth == 2
-    with pytest.raises(ValueError, match="has to begin with 0"):
-        shape_of_blocks(shape, (1, 3))
-
-
-WINDOWS = {"attention": "window", "window": 4, "depth": 12, "global_every": 3}
+    assert shape_of_blocks(tiny.shape(depth=4, **PLAIN_START), (0, 3)).depth == 2
 
 
 @pytest.mark.parametrize("layers", [(0, 2, 4, 6, 8, 10), (1, 2, 4, 5), (0, 3), (0, 2, 3, 5, 6, 8)])
@@ -303,8 +280,3 @@ def test_each_picked_block_keeps_its_window_or_goes_without(layers):
     picked_shape = shape_of_blocks(shape, layers)
 
     assert picked_shape.has_window == [shape.has_window[layer] for layer in layers]
-
-
-def test_windows_without_a_rhythm_are_refused():
-    with pytest.raises(ValueError, match="no rhythm of attention windows"):
-        shape_of_blocks(tiny.shape(**WINDOWS), (0, 3, 4, 5, 6))

@@ -90,8 +90,7 @@ def test_a_number_that_is_none_is_refused(value):
 
 
 def test_a_head_that_fits_is_loaded(tmp_path):
-    pretrained, fresh = tiny.model(CausalLM(), seed=1), tiny.model(CausalLM(), seed=2)
-    tiny.lively(pretrained)
+    pretrained, fresh = tiny.lively(tiny.model(CausalLM())), tiny.model(CausalLM(), seed=2)
 
     report = load_pretrained(fresh, saved(pretrained, tmp_path), tmp_path)
 
@@ -131,21 +130,18 @@ def test_a_missing_tensor_of_the_backbone_is_an_error(tmp_path, name):
         load_pretrained(model, tensors, tmp_path)
 
 
-def test_a_refused_load_leaves_the_model_alone(tmp_path):
-    other, fresh = tiny.model(CausalLM(), seed=1, depth=2), tiny.model(CausalLM(), seed=2)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"depth": 2}, r"backbone\.blocks\.2"), ({"width": 8}, r"and \d+ more missing or of another")],
+)
+def test_a_backbone_of_another_shape_is_refused_and_leaves_the_model_alone(tmp_path, changes, said):
+    other, fresh = tiny.model(CausalLM(), seed=1, **changes), tiny.model(CausalLM(), seed=2)
     before = tiny.weights_of(fresh)
 
-    with pytest.raises(CheckpointError, match=r"backbone\.blocks\.2"):
+    with pytest.raises(CheckpointError, match=said):
         load_pretrained(fresh, saved(other, tmp_path), tmp_path)
 
     assert tiny.same(fresh.state_dict(), before)
-
-
-def test_a_backbone_of_another_width_is_an_error(tmp_path):
-    tensors = saved(tiny.model(CausalLM(), width=8), tmp_path)
-
-    with pytest.raises(CheckpointError, match=r"and \d+ more missing or of another shape"):
-        load_pretrained(tiny.model(CausalLM()), tensors, tmp_path)
 
 
 # Loading a model's own weights.
@@ -159,18 +155,22 @@ def test_saving_and_loading_is_the_identity(tmp_path):
     assert tiny.same(model.state_dict(), other.state_dict())
 
 
-@pytest.mark.parametrize("fault", ["missing", "left over", "shape"])
-def test_own_weights_must_fit_exactly(tmp_path, fault):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("heads.lm.bias", None), ("heads.class.bias", torch.zeros(3)),
+        ("heads.lm.bias", torch.zeros(3)),
+        ("backbone.final_norm.bias", torch.zeros(16, dtype=torch.int64)),
+    ],
+    ids=["missing", "left over", "shape", "whole numbers"],
+)  # fmt: skip
+def test_own_weights_must_fit_exactly(tmp_path, name, value):
     model = tiny.model(CausalLM())
-    tensors = saved(model, tmp_path)
-    if fault == "missing":
-        del tensors["heads.lm.bias"]
-    elif fault == "left over":
-        tensors["heads.class.bias"] = torch.zeros(3)
-    else:
-        tensors["heads.lm.bias"] = torch.zeros(3)
+    tensors = {**tiny.weights_of(model), name: value}
+    if value is None:
+        del tensors[name]
 
-    with pytest.raises(CheckpointError, match=r"does not fit this model: heads\.(lm|class)\.bias"):
+    with pytest.raises(CheckpointError, match=f"does not fit this model: {name}"):
         load_strictly(model, tensors, tmp_path)
 
 
@@ -226,20 +226,6 @@ def test_cut_off_weights_are_refused(tmp_path_factory, share):
 
 # Descriptions.
 
-DESCRIBED = ModelDescription(
-    shape=tiny.shape(),
-    vocabulary=48,
-    objective={"_target_": "transfer_cli.objectives.causal_lm.CausalLM"},
-    labels=("yes", "no"),
-    tokenizer_hash="abc",
-)
-
-
-def test_a_description_is_read_as_it_was_written(tmp_path):
-    write_description(DESCRIBED, tmp_path)
-
-    assert read_description(tmp_path) == DESCRIBED
-
 
 def test_a_folder_without_a_description_holds_no_model(tmp_path):
     with pytest.raises(CheckpointError, match=f"holds no model: {DESCRIPTION} is missing"):
@@ -276,6 +262,7 @@ def described(folder) -> dict:
         tiny.shape(), 48, objective, ("yes", "no"), "abc", {"lora": LORA}, base
     )
     write_description(description, folder)
+    assert read_description(folder) == description
     return json.loads((folder / DESCRIPTION).read_text())
 
 
@@ -283,6 +270,10 @@ def file_of(header: dict, content: bytes) -> bytes:
     """Return a safetensors file."""
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + content
+
+
+def floats(shape: list[int], offsets: list[int]) -> dict:
+    return {"dtype": "F32", "shape": shape, "data_offsets": offsets}
 
 
 def refusal(read, folder) -> str:
@@ -302,10 +293,9 @@ def test_fuzz_weights(tmp_path_factory, content):
     except CheckpointError:
         return
     assert {n: t.shape for n, t in shapes.items()} == {n: t.shape for n, t in tensors.items()}
-    model = tiny.model(CausalLM())
     for load in (load_pretrained, load_strictly):
         with pytest.raises(CheckpointError):
-            load(model, tensors, folder)
+            load(tiny.model(CausalLM()), tensors, folder)
 
 
 @pytest.mark.slow
@@ -331,17 +321,11 @@ def test_fuzz_descriptions(tmp_path_factory, data):
     [
         struct.pack("<Q", 2**63) + b"{}",
         struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}",
-        file_of({"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}, b"1234"),
-        file_of({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"1234"),
-        file_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"1234"),
-        file_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 400]}}, b"1234"),
-        file_of(
-            {
-                "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-                "b": {"dtype": "F32", "shape": [1], "data_offsets": [2, 6]},
-            },
-            b"123456",
-        ),
+        file_of({"a": floats([2**40, 2**40], [0, 4])}, b"1234"),
+        file_of({"a": floats([-1], [0, 4])}, b"1234"),
+        file_of({"a": floats([1], [4, 0])}, b"1234"),
+        file_of({"a": floats([1], [0, 400])}, b"1234"),
+        file_of({"a": floats([1], [0, 4]), "b": floats([1], [2, 6])}, b"123456"),
     ],
     ids=["endless", "long", "overflow", "negative", "backwards", "beyond", "overlapping"],
 )
@@ -361,15 +345,6 @@ def test_numbers_that_are_no_weights_are_refused(tmp_path, kind):
 
     for read in (read_shapes, read_weights):
         assert f"holds numbers of type {kind}; expected F32" in refusal(read, tmp_path)
-
-
-def test_whole_numbers_in_place_of_weights_do_not_fit(tmp_path):
-    model = tiny.model(CausalLM())
-    tensors = tiny.weights_of(model)
-    tensors["backbone.final_norm.bias"] = torch.zeros(16, dtype=torch.int64)
-
-    with pytest.raises(CheckpointError, match=r"final_norm\.bias"):
-        load_strictly(model, tensors, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -300,18 +300,21 @@ def test_a_share_of_the_words_is_masked():
     assert torch.equal(tokens[tokens != 4], BATCH["tokens"][tokens != 4])
 
 
-def test_deleted_words_are_as_if_they_had_never_been_there():
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"attention": "window", "window": 3}, {"attention": "fixed"}, {"position_kind": "bias"}],
+    ids=str,
+)
+def test_deleted_words_are_as_if_they_had_never_been_there(shape):
     tokens, mask = changed("delete")
-    model = tiny.model().eval().backbone
-    tiny.lively(model)
-    row = 3
-    left = tokens[row][mask[row]][None]
+    model = tiny.lively(tiny.model(**shape).eval())
+    rows = [row[kept].tolist() for row, kept in zip(tokens[:8], mask[:8], strict=True)]
+    alone = with_facts(tiny.rows_to_batch(rows))
 
-    whole = model(tokens[:8], mask[:8])[-1]
-    alone = model(left, torch.ones_like(left, dtype=torch.bool))[-1]
+    left = Encoding(model, with_facts({"tokens": tokens[:8], "mask": mask[:8]})).top[mask[:8]]
 
-    assert 12 < left.shape[1] < 20
-    assert_close(whole[row][mask[row]], alone[0])
+    assert 12 < len(rows[3]) < 20
+    assert_close(left, Encoding(model, alone).top[alone["mask"]])
 
 
 def test_words_become_others_as_often_as_these_occur():

@@ -244,6 +244,11 @@ def is_sharded(module: nn.Module) -> bool:
     return any(hasattr(parameter, "full_tensor") for parameter in module.parameters())
 
 
+def reshard(module: nn.Module) -> None:
+    """Free the parameters that a sharded module has gathered, which a backward pass would free."""
+    getattr(module, "reshard", lambda: None)()
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return all of a tensor that may be sharded; all processes call this."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -25,8 +25,8 @@ class Parallel:
     def __init__(self, model: TransferModel) -> None:
         self._model: Any = model
 
-    def enter_stage(self) -> None:
-        """Look again at which parameters train."""
+    def enter_stage(self, stage: int | None) -> None:
+        """Look again at which parameters train, if that is another stage."""
 
     def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
         """Return what `work` computes with the model."""
@@ -53,9 +53,13 @@ class Replicated(Parallel):
         super().__init__(model)
         self._copy = model
         self._some_unused = some_unused
+        self._stage: int | None = None
 
-    def enter_stage(self) -> None:
+    def enter_stage(self, stage: int | None) -> None:
         """Wrap the model with what trains now."""
+        if stage == self._stage:
+            return
+        self._stage = stage
         self._model = None  # its hooks go before new ones come
         with warnings.catch_warnings():
             # The name of this option is new in torch 2.13, which warns of the old one.

@@ -146,7 +146,9 @@ def new_run_id() -> str:
 
 def _error_to_report(joined: JoinedGroup, error: BaseException) -> BaseException:
     """Return what this process ends with: its own error, or a silent one if another has failed."""
-    code = _exit_code(error)
+    code = getattr(error, "exit_code", EXIT_OUR_FAULT)  # its own, of a `TransferError`
+    if isinstance(error, KeyboardInterrupt):
+        code = EXIT_INTERRUPTED
     try:
         if not is_lost_connection(error):
             joined.store.compare_set("code", "", str(code))  # the first one's stays
@@ -191,9 +193,3 @@ def is_lost_connection(error: BaseException) -> bool:
         return True
     signs = ("gloo", "NCCL", "onnection closed", "onnection reset", "roken pipe", "imed out")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    return error.exit_code if isinstance(error, TransferError) else EXIT_OUR_FAULT
