@@ -31,6 +31,8 @@ import measuring
 import product
 from measuring import Command, Goal, Report, ratio_goal
 
+from transfer_cli.data.tokenizer_file import load_tokenizer
+
 MB = 10**6
 RECIPES = {"WordPiece": "wordpiece", "byte-level BPE": "bpe"}
 LIBRARY_FUNCTIONS = ("encode_batch_fast", "encode_batch")
@@ -106,9 +108,8 @@ def read_blocks(tokenizer: str, cache: str, files: str) -> None:
 
     from transfer_cli.data.corpus import TextBlocks, encode_text
     from transfer_cli.data.text import whole_text
-    from transfer_cli.data.tokenizer import Tokenizer
 
-    made = Tokenizer.load(Path(tokenizer))
+    made = load_tokenizer(Path(tokenizer))
     blocks = TextBlocks(encode_text(whole_text(files, "train"), made, Path(cache)), 512, made.pad)
     order = np.random.default_rng(0).permutation(len(blocks))
     for begin in range(0, len(order), 32):

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests import tickets
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import load_tokenizer
 from transfer_cli.model.weights import read_description
 
 LABELS = ["animal", "city", "disease", "mineral", "person", "river"]
@@ -180,7 +180,7 @@ def test_new_tokens_have_rows_like_the_others_and_no_text_is_read_as_one(
 
     assert "new: backbone.token_embedding.weight" in ended.out + ended.err
     places = (pretrained / "model", tmp_path / "run" / "model")
-    base, grown = (Tokenizer.load(place / "tokenizer.json") for place in places)
+    base, grown = (load_tokenizer(place / "tokenizer.json") for place in places)
     assert grown.size == base.size + 2
     assert grown.pieces([base.size, base.size + 1]) == ["<speaker1>", "<speaker2>"]
     assert grown.token("<speaker2>") == base.size + 1

@@ -22,7 +22,7 @@ from tests.published import publish, reference
 from tests.records import read_metrics
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import load_tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.model.weights import read_description, read_weights
 from transfer_cli.objectives.base import Encoding
@@ -135,7 +135,7 @@ def test_the_curves_are_the_records_and_the_config_is_with_them(pretrained):
 
 def test_the_model_folder_is_all_that_the_next_run_needs(pretrained):
     description = read_description(pretrained / "model")
-    tokenizer = Tokenizer.load(pretrained / "model" / "tokenizer.json")
+    tokenizer = load_tokenizer(pretrained / "model" / "tokenizer.json")
     weights = read_weights(pretrained / "model")
 
     assert description.shape.direction == "causal"
@@ -175,7 +175,7 @@ def test_embeddings_begin_as_word_vectors_and_a_resume_does_not_read_them(
     ended = transfer(*words, f"model.embeddings={path}").ok()
 
     assert "1 of 600 tokens begin as a vector" in ended.err
-    tokenizer = Tokenizer.load(tmp_path / "run" / "model" / "tokenizer.json")
+    tokenizer = load_tokenizer(tmp_path / "run" / "model" / "tokenizer.json")
     table = read_weights(tmp_path / "run" / "model")["backbone.token_embedding.weight"]
     row = table[tokenizer.encode("the")[0]]
     assert row.sub(0.5).abs().max() < 1e-4

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.origins import CHANGES, rows, write_table
 from tests.published import deflate
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.data.tokenizer_file import save_tokenizer
 from transfer_cli.data.tokenizer_recipes import WordPiece
 
 
@@ -54,7 +55,7 @@ def flipped(path):
 
 def tokenizer(path):
     """Write a tokenizer of other words."""
-    WordPiece(size=600).make(lambda: iter(["entirely other words"])).save(path)
+    save_tokenizer(WordPiece(size=600).make(lambda: iter(["entirely other words"])), path)
 
 
 def weights(path, value, words="we", without=None):

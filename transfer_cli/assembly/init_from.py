@@ -15,6 +15,7 @@ from transfer_cli.config.models import expand_short_name, listed_models
 from transfer_cli.data.chat_template import ChatTemplate
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import load_tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, raised_as
 from transfer_cli.generation.prompt_layout import Around, PromptLayout
 from transfer_cli.interop.files import fetch
@@ -314,7 +315,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     weights, folder = model_folders(place, key, listed_models())
     verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    tokenizer = load_tokenizer(folder / TOKENIZER)
     if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:
         raise CheckpointError(
             f"{key}: {folder / TOKENIZER} is not the tokenizer that this model was trained with; "

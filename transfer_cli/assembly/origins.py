@@ -15,6 +15,7 @@ from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.labelled import LabelledData
 from transfer_cli.data.split import LineRule
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import load_tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import CheckpointError, DataError, list_names, one_of, raised_as
 from transfer_cli.model.weights import ModelDescription, read_description
@@ -139,7 +140,7 @@ class Origins:
         place = "init_from"
         if not isinstance(tokenizer, Tokenizer):
             tokenizer, place = (
-                Tokenizer.load(self._folder / TOKENIZER),
+                load_tokenizer(self._folder / TOKENIZER),
                 str(self._folder / TOKENIZER),
             )
         if tokenizer.hash != self._model.tokenizer_hash:

@@ -29,6 +29,7 @@ from transfer_cli.data.documents import TextSplit
 from transfer_cli.data.encode import LINE_END, TextEncoder
 from transfer_cli.data.readers import LinePart
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import load_tokenizer, save_tokenizer
 from transfer_cli.data.tokenizer_recipes import TokenizerRecipe
 from transfer_cli.errors import DataError, RunError, TransferError
 from transfer_cli.progress import Advance, progress
@@ -226,10 +227,10 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: TextSplit, cache_dir: Path)
         log.info("Making the tokenizer (%s)", recipe.key())
         tokenizer = recipe.make(lambda: _counted_lines(split))
         with new_entry(entry) as partial:
-            tokenizer.save(partial / TOKENIZER)
+            save_tokenizer(tokenizer, partial / TOKENIZER)
         return tokenizer
 
-    return _load_or_make(entry, lambda entry: Tokenizer.load(entry / TOKENIZER), make)
+    return _load_or_make(entry, lambda entry: load_tokenizer(entry / TOKENIZER), make)
 
 
 def _counted_lines(split: TextSplit) -> Iterator[str]:

@@ -7,32 +7,23 @@ Two promises hold for every tokenizer:
 - `[CLS]`, `[MASK]` and so on in a text are ordinary text: only we put in special tokens, or a chat
   template does (`encode_marked`).
 
-It is made in `tokenizer_recipes`, or read from a file; what is refused of one is in
-`tokenizer_file`.
+It is made in `tokenizer_recipes`, or read by `tokenizer_file`.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from transfer_cli.data.tokenizer_file import (
-    MAX_FILE_BYTES,
-    TextGrowth,
-    chain_parts,
-    check_file,
-    library_errors,
-)
+from transfer_cli.data.text_growth import TextGrowth, chain_parts
 from transfer_cli.errors import DataError
-from transfer_cli.runs.atomic import replaced_file
-from transfer_cli.safe_files import parse_json, read_text
 
 log = logging.getLogger(__name__)
 
@@ -244,21 +235,9 @@ class Tokenizer:
         """Return each token's entry in the vocabulary."""
         return [self._pieces[token] for token in tokens]
 
-    def save(self, path: Path) -> None:
-        """Write the `tokenizer.json` of the tokenizers library, complete or not at all."""
-        with replaced_file(path) as temporary:
-            temporary.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read a `tokenizer.json`, ours or another's."""
-        with library_errors(f"{path} is damaged, or no `tokenizer.json` of the library"):
-            try:
-                text = read_text(path, MAX_FILE_BYTES)
-            except OSError as error:
-                raise DataError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
-            check_file(parse_json(text))
-            return cls(tokenizers.Tokenizer.from_str(text), str(path))
+    def to_json(self) -> str:
+        """Return the `tokenizer.json` of the tokenizers library."""
+        return str(self._backend.to_str(pretty=True))
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, without special tokens around them."""
@@ -284,6 +263,20 @@ class Tokenizer:
         """Whether a line break is a token, or several, from which it comes back."""
         tokens = self.encode("\n\n")
         return self.unk not in tokens and self.decode(tokens).count("\n") == 2
+
+
+@contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+    """Turn any error of the library into a DataError; it has no classes of its own."""
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except BaseException as error:
+        # A panic of its Rust code is no Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{problem}: {error}.") from error
 
 
 def _from_json(text: str, source: str) -> Tokenizer:

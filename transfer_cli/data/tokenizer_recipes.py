@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transfer_cli.data.chat_template import CHATML, CHATML_TOKENS
 from transfer_cli.data.tokenizer import SENTINEL, SPECIALS, UNKNOWN, WORD_MARKS, Tokenizer
-from transfer_cli.data.tokenizer_file import MAX_VOCABULARY
+from transfer_cli.data.tokenizer_file import MAX_VOCABULARY, load_tokenizer
 from transfer_cli.errors import DataError, at_least
 from transfer_cli.progress import progress
 
@@ -210,7 +210,7 @@ class FromFile(TokenizerRecipe):
         return self._load()
 
     def _load(self) -> Tokenizer:
-        return Tokenizer.load(Path(self.path).expanduser())
+        return load_tokenizer(Path(self.path).expanduser())
 
 
 @dataclass(frozen=True)

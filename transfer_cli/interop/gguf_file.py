@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from transfer_cli.data.tokenizer_file import save_tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.family import LANGUAGE_MODEL
 from transfer_cli.interop.saving import published_tensors
@@ -59,7 +60,7 @@ def write_gguf(ours: Ours, folder: Path, family: str | None, name: str) -> Targe
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(name)
     _write_shape(writer, ours)
-    ours.tokenizer.save(folder / TOKENIZER_FILE)
+    save_tokenizer(ours.tokenizer, folder / TOKENIZER_FILE)
     _write_tokenizer(writer, ours, json.loads((folder / TOKENIZER_FILE).read_text("utf-8")))
     (folder / TOKENIZER_FILE).unlink()
     for there, tensor in tensors.items():

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.data.tokenizer_file import library_errors
+from transfer_cli.data.tokenizer import Tokenizer, library_errors
+from transfer_cli.data.tokenizer_file import load_tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install, raised_as
 from transfer_cli.interop.vocabulary import TOKENIZER_FILE
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -87,7 +87,7 @@ def open_graph(folder: Path, key: str) -> GraphFolder:
         raise CheckpointError(f"{key}: {path} is damaged; export the run anew")
     description = parse_description(path, lambda: again["model"])
     tokenizer_file = folder / TOKENIZER_FILE
-    tokenizer = Tokenizer.load(tokenizer_file)
+    tokenizer = load_tokenizer(tokenizer_file)
     if tokenizer.hash != description.tokenizer_hash:
         raise CheckpointError(f"{key}: {tokenizer_file} is another tokenizer than the graph's")
     # The file's own template is for others, which know no rules of ours for what is around a text.

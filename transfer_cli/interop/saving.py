@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from transfer_cli.data.tokenizer_file import save_tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop import files, vocabulary
 from transfer_cli.interop.families import families
@@ -138,7 +139,7 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
 def write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
     """Write the tokenizer, with the layout of special tokens that the model was trained with."""
     tokenizer, path = ours.tokenizer, folder / vocabulary.TOKENIZER_FILE
-    tokenizer.save(path)
+    save_tokenizer(tokenizer, path)
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     numbers = vocabulary.special_numbers(tokenizer)
     names = dict(zip(numbers, tokenizer.pieces(list(numbers.values())), strict=True))

@@ -10,13 +10,14 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transfer_cli.data.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
-from transfer_cli.data.tokenizer import UNKNOWN, WORD_MARKS, Tokenizer, has_text_end
-from transfer_cli.data.tokenizer_file import (
-    MAX_FILE_BYTES,
-    check_file,
-    check_numbers,
+from transfer_cli.data.tokenizer import (
+    UNKNOWN,
+    WORD_MARKS,
+    Tokenizer,
+    has_text_end,
     library_errors,
 )
+from transfer_cli.data.tokenizer_file import MAX_FILE_BYTES, check_file, check_numbers
 from transfer_cli.errors import CheckpointError, DataError, list_names, raised_as
 from transfer_cli.interop.sentence_pieces import read_unigrams
 from transfer_cli.model.shape import MAX_SIZE

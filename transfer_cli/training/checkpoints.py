@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.data.tokenizer_file import save_tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed import full_tensor
 from transfer_cli.model.added import edits_in, merge, unmergeable_edits
@@ -186,7 +187,7 @@ class CheckpointWriter:
                 folder.mkdir(parents=True, exist_ok=True)
                 with checkpoint.listing_files(folder, (*DESCRIPTION_FILES, WEIGHTS)):
                     write_description(described, folder)
-                    plan.data.tokenizer.save(folder / TOKENIZER)
+                    save_tokenizer(plan.data.tokenizer, folder / TOKENIZER)
                     with as_run_error(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
                         save_tensors(head_as_model(name, tensors), path)
 
@@ -209,4 +210,4 @@ def describe_model(run: TrainingRun, folder: Path, *, without: Set[str] = frozen
         base = Base(str(weights), os.path.relpath(weights, folder.resolve()), run.base_hash)
     description = run.blueprint.description(base, without=without)
     write_description(description, folder)
-    run.blueprint.data.tokenizer.save(folder / TOKENIZER)
+    save_tokenizer(run.blueprint.data.tokenizer, folder / TOKENIZER)

@@ -320,7 +320,9 @@ def test_a_gradient_says_how_the_loss_changes_when_a_head_counts_less(kind):
 
 
 @pytest.mark.parametrize(
-    ("objective", "data"), [(Classification(), DATA), (MultipleChoice(), tiny.groups(6))], ids=str
+    ("objective", "data"),
+    [(Classification(), DATA), (MultipleChoice(), tiny.groups(6))],
+    ids=["texts", "choices"],
 )
 def test_gradients_of_an_example_are_its_own_whatever_its_batch(objective, data):
     model = lively(objective)

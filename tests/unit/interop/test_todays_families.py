@@ -18,7 +18,7 @@ from tests.published import (
     sentence_pieces,
 )
 from tests.unit.interop.test_import import batch_of, opened
-from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import load_tokenizer, save_tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.interop.families import families
@@ -216,8 +216,8 @@ def test_tokens_of_sentence_pieces_are_those_of_the_reference(tmp_path):
     assert ours.pieces([ours.cls, ours.sep, ours.pad, ours.unk]) == ["<s>", "</s>", "</s>", "<unk>"]
     for text in HARD_TEXT:
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
-    ours.save(tmp_path / "saved.json")
-    assert Tokenizer.load(tmp_path / "saved.json").encode("the W") == ours.encode("the W")
+    save_tokenizer(ours, tmp_path / "saved.json")
+    assert load_tokenizer(tmp_path / "saved.json").encode("the W") == ours.encode("the W")
     layout = PromptLayout(ours, has_lines=False, before_text=ours.before_text)
     assert layout.encode("the W") == theirs("the W")["input_ids"]
     assert layout.encode("") == []

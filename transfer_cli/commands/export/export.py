@@ -31,6 +31,7 @@ from transfer_cli.config.models import expand_short_name
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import ExportConfig
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.data.tokenizer_file import load_tokenizer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import (
     ConfigError,
@@ -246,7 +247,7 @@ def _write_onnx(config: ExportConfig, start: Pretrained, folder: Path) -> dict[s
     ours = _exportable(start, model, head=objective is not None, texts=texts)
     ours = replace(ours, shape=replace(ours.shape, segments=model.backbone.num_segments))
     task = write_beside_graph(ours, folder, family)
-    again = _reopening_facts(start, ours, objective, Tokenizer.load(folder / TOKENIZER_FILE))
+    again = _reopening_facts(start, ours, objective, load_tokenizer(folder / TOKENIZER_FILE))
     largest = write_onnx(model.eval(), objective, ours, folder, layout=layout, again=again)
     facts = {
         "written": config.to,
