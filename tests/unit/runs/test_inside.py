@@ -34,7 +34,7 @@ WRITERS = {
     "commands/push.py": "an export in a folder for temporary files, which goes with the command",
     "data/fetch.py": OWN,
     "data/known_files.py": OWN,
-    "data/tokenizer.py": NEW,
+    "data/tokenizer_file.py": NEW,
     "data/shards.py": NEW,
     "engine/bf16_products.py": OWN,
     "engine/features/shared_states.py": OWN,
