@@ -225,12 +225,8 @@ def _check_drawable(config: "DictConfig", command: str) -> None:
     from transfer_cli.assembly.drawing import draw_blueprint
     from transfer_cli.assembly.origins import Origins
 
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
+    with terminal.silence_logging():
         draw_blueprint(config, command, (), Origins(), device="meta")
-    finally:
-        logging.disable(before)
 
 
 def perform(name: str, command: Command, request: "Request", config: "DictConfig") -> Any:

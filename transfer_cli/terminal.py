@@ -7,6 +7,7 @@ text, in which no line is wrapped or cut.
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import signal
@@ -239,6 +240,17 @@ def silent() -> Iterator[None]:
         yield
     finally:
         _IS_SILENT.reset(token)
+
+
+@contextmanager
+def silence_logging() -> Iterator[None]:
+    """Log no warnings, and nothing less, within the block: of what is only measured or tried."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def is_silent() -> bool:

@@ -40,7 +40,7 @@ from transfer_cli.engine.cost import Amounts, Prices, flops_of
 from transfer_cli.reports import formats
 from transfer_cli.runs.environment import available_cores
 from transfer_cli.sweeps.processes import duration_text
-from transfer_cli.terminal import BLANK, Line, Page, Piece, print_out
+from transfer_cli.terminal import BLANK, Line, Page, Piece, print_out, silence_logging
 from transfer_cli.training.resume import course_change_text
 
 if TYPE_CHECKING:
@@ -122,8 +122,6 @@ def _print_cost(
                 reason = f"not guessed: {processes} processes would share {most} cores"
             print_out(named_line("time", reason))
         return
-    from transfer_cli.training.measured_steps import silence_logging  # it trains
-
     with silence_logging():  # of what the run reads all was said when the plan was drawn
         run = _build_lean_run(blueprint, command, typed, origins)
         measured = _measure(run, steps)

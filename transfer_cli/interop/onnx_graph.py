@@ -26,6 +26,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.terminal import silence_logging
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -144,13 +145,11 @@ def quantize(path: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter's warnings about its own inside: a user cannot act on them."""
-    before, handlers = logging.root.manager.disable, [*logging.root.handlers]
-    logging.disable(logging.WARNING)
+    handlers = [*logging.root.handlers]
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with silence_logging(), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logging.disable(before)
         logging.root.handlers[:] = handlers  # onnxruntime's quantization adds one
 
 

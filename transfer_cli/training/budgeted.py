@@ -46,7 +46,8 @@ from transfer_cli.reports.ladder import loss_by_size
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.environment import numerical_environment
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.training.measured_steps import main_value, measure_step, silence_logging
+from transfer_cli.terminal import silence_logging
+from transfer_cli.training.measured_steps import main_value, measure_step
 from transfer_cli.training.measurements import peak_flops
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from transfer_cli.data.split import subsample
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.errors import ConfigError
 from transfer_cli.fitting import FILLED, free_bytes
-from transfer_cli.training.measured_steps import main_value, measure_step, silence_logging
+from transfer_cli.terminal import silence_logging
+from transfer_cli.training.measured_steps import main_value, measure_step
 
 log = logging.getLogger(__name__)
 

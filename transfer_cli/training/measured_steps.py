@@ -1,9 +1,6 @@
 """What a step of a run takes on this machine, for what a budget chooses."""
 
-import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.data.loader import StepDataLoader
@@ -16,17 +13,6 @@ MEASURED_STEPS = 12
 def main_value(number: float) -> float:
     """Return the number that the main process has."""
     return float(distributed.broadcast_text(repr(number)))
-
-
-@contextmanager
-def silence_logging() -> Iterator[None]:
-    """Say nothing of runs that are only measured, or looked at."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def measure_step(run: TrainingRun, max_seconds: float) -> float:
