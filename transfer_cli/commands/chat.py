@@ -3,17 +3,18 @@
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from transfer_cli.assembly.finished_run import TrainedModel, open_trained
-from transfer_cli.commands.conversation import open_chat_prompter
+from transfer_cli.commands.conversation import dialog_prompts, open_chat_prompter
 from transfer_cli.commands.generate import Continuation, sampling_of, terminal_text
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.config.schema import ChatConfig, GenerateConfig
 from transfer_cli.data.chat_template import Message
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
-from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
-from transfer_cli.tasks.dialog.task import DialogExample, DialogTask, NextUtterance
+from transfer_cli.generation.prompt_layout import Prompt
+from transfer_cli.tasks.dialog.task import DialogTask, NextUtterance
 from transfer_cli.terminal import write_out
 
 log = logging.getLogger(__name__)
@@ -31,43 +32,15 @@ def chat(config: ChatConfig) -> None:
         if config.system is not None:
             raise ConfigError("system: a dialog model reads none; say who it is by persona=")
         most, persona = config.max_tokens or 20, texts_of(config.persona, "persona")
-        _answer(config, trained, precision, persona, most, _dialog_prompts(trained, task, most))
+        _answer(config, trained, precision, persona, most, dialog_prompts(trained, task, most))
         return
     if config.persona is not None:
         raise ConfigError("persona: only a dialog model reads one; say the same by system=")
     most = config.max_tokens or (min(512, shape.positions // 2 or 1) if shape.is_bounded else 512)
     system = [] if config.system is None else [text_of(config.system, "system")]
     with open_chat_prompter(trained) as prompter:
-        _answer(
-            config,
-            trained,
-            precision,
-            system,
-            most,
-            lambda said: prompter.prompt_within(said, most),
-        )
-
-
-def _dialog_prompts(
-    trained: TrainedModel, task: DialogTask, most: int
-) -> Callable[[list[Message]], Prompt]:
-    """Return what makes prompts for a dialog model, whose persona are the system's texts."""
-    tokenizer, room = trained.start.tokenizer, trained.length - most
-    layout = PromptLayout(tokenizer, answer_end=tokenizer.cls)
-    if room < 1:
-        raise ConfigError(
-            f"max_tokens: {most} leaves no room for what was said, since the run reads "
-            f"{trained.length} tokens; take fewer"
-        )
-
-    def prompt(messages: list[Message]) -> Prompt:
-        texts = [str(turn["content"]) for turn in messages]
-        persona = sum(turn["role"] == "system" for turn in messages)
-        example = DialogExample(texts[:persona], texts[persona:], ())
-        context = task.context(example, tokenizer, room)
-        return Prompt(layout, context.tokens, segments=context.speakers)
-
-    return prompt
+        prompt = partial(prompter.prompt_within, most=most)
+        _answer(config, trained, precision, system, most, prompt)
 
 
 def _answer(

@@ -1,6 +1,6 @@
 """What a model that is talked to says next: a continuation of its chat template's text."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.generation.prompt_layout import Prompt, PromptLayout
 from transfer_cli.tasks.chat.conversations import ChatExample, parse_messages
 from transfer_cli.tasks.chat.task import ChatTask, Conversations, SupervisedChat
+from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,28 @@ def open_chat_prompter(trained: TrainedModel) -> Iterator[ChatPrompter]:
         task = task.written_by(lambda: template)
     with template.open_renderer() as render:
         yield ChatPrompter(trained, task, render)
+
+
+def dialog_prompts(
+    trained: TrainedModel, task: DialogTask, most: int
+) -> Callable[[list[Message]], Prompt]:
+    """Return what makes prompts for a dialog model, whose persona are the system's texts."""
+    tokenizer, room = trained.start.tokenizer, trained.length - most
+    layout = PromptLayout(tokenizer, answer_end=tokenizer.cls)
+    if room < 1:
+        raise ConfigError(
+            f"max_tokens: {most} leaves no room for what was said, since the run reads "
+            f"{trained.length} tokens; take fewer"
+        )
+
+    def prompt(messages: list[Message]) -> Prompt:
+        texts = [str(turn["content"]) for turn in messages]
+        persona = sum(turn["role"] == "system" for turn in messages)
+        example = DialogExample(texts[:persona], texts[persona:], ())
+        context = task.context(example, tokenizer, room)
+        return Prompt(layout, context.tokens, segments=context.speakers)
+
+    return prompt
 
 
 def as_chat_model(trained: TrainedModel, data: Mapping[str, Any]) -> TrainedModel:
