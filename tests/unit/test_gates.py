@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 48,
     "lines of the example's tagger": 130,
-    "lines of tests": 65_887,
+    "lines of tests": 65_894,
     "lines of scripts": 5_277,
     "lines of documentation": 6_150,
 }

@@ -317,6 +317,13 @@ def test_sentence_pair_keeps_the_contract_of_objectives():
     check_objective(SentencePair(), info(), pairs())
 
 
+def test_the_accuracy_of_pairs_counts_right_answers():
+    objective, outputs = SentencePair(), torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
+    objective.setup(info())
+
+    assert objective.tallies(outputs, {"pair": torch.tensor([0, 1, 1])})["accuracy"] == 2
+
+
 @pytest.mark.parametrize("micro_batch", [6, 2])
 def test_both_losses_read_one_pass_over_the_text_with_its_hidden_tokens(micro_batch):
     main, objective, model = at_work(segments=2)
