@@ -5,7 +5,7 @@ import pytest
 from tests.scripting import imported
 
 BOUNDS = {
-    "lines of the package": 77_501,
+    "lines of the package": 77_504,
     "files of the package": 411,
     "modules to read for engine.step": 39,
     "lines to read for engine.step": 7_392,
@@ -22,7 +22,7 @@ BOUNDS = {
     "circles of imports": 0,
     "signatures with a config": 48,
     "lines of the example's tagger": 130,
-    "lines of tests": 65_894,
+    "lines of tests": 65_897,
     "lines of scripts": 5_277,
     "lines of documentation": 6_150,
 }

@@ -6,8 +6,9 @@ the quotes and signs that Hydra's grammar needs (`for_hydra`).
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from os.path import expanduser, lexists
+from os.path import lexists
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -94,8 +95,10 @@ def _with_quotes(word: str, lists: Sequence[str]) -> str:
     is_list = value.startswith("[") and value.endswith("]") and inner.strip()
     if key.lstrip("+") in lists and is_list and not _NOT_PLAIN.search(inner):
         return f"{key}=[{','.join(quoted(text.strip()) for text in inner.split(','))}]"
-    home = expanduser(value)  # noqa: PTH111 - `Path`'s own refuses users that there are not
-    is_there = key in _PATHS and not PLAIN_PATH.fullmatch(value) and lexists(home)
+    place = Path(value)
+    with suppress(RuntimeError):  # as `~name`, of a user that there is not
+        place = place.expanduser()
+    is_there = key in _PATHS and value and not PLAIN_PATH.fullmatch(value) and lexists(place)
     # The text with braces that any command may take that composes a run.
     is_text = key == "objective.pattern" and equals and not value.startswith(("'", '"'))
     return f"{key}={quoted(value)}" if is_there or is_text else word

@@ -244,10 +244,13 @@ def test_what_cannot_be_read_of_earlier_counts_as_nothing(run, content):
 def test_a_note_is_due_twice_a_minute_and_holds_what_was_not_added_yet(run):
     now = 0.0
     spending = Spending(Meter("off"), clock=lambda: now)
-    due = []
-    for now in (1.0, 29.0, 31.0, 40.0, 61.5):  # noqa: B007 - the clock reads it
-        due.append(spending.is_due())
 
+    def is_due_at(seconds):
+        nonlocal now
+        now = seconds
+        return spending.is_due()
+
+    due = [is_due_at(seconds) for seconds in (1.0, 29.0, 31.0, 40.0, 61.5)]
     spending.write(run, Flops(11, 11))
 
     assert due == [False, False, True, False, True]
